@@ -1,6 +1,6 @@
 """The dtype table, type promotion, and the one host conversion between any two dtypes. No device, no Triton.
 
-Everything about a dtype (its numpy, Triton, DLPack and safetensors names, its limits) derives from one row of ``_TABLE``.
+All facts of a dtype (its numpy, Triton, DLPack and safetensors names, its limits) derives from its row in ``_TABLE``.
 Promotion is the Array API's table (2024.12, "Type Promotion Rules"), extended to bfloat16, float8 and mixed kinds.
 """
 
@@ -10,14 +10,14 @@ import math
 from functools import cache
 from operator import index
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import ml_dtypes
 import numpy as np
 
-from .errors import DTypeError, ScalarOverflow
+from nbxtensor.errors import DTypeError, ScalarOverflow
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
+Array = np.ndarray[Any, Any]
 DTypeLike = Any  #: what `dtype` accepts: a `DType`, its name, a numpy or ml_dtypes type, or a Python scalar type
 
 # DLPack's DLDataTypeCode, dlpack.h version 1.1.
@@ -25,7 +25,7 @@ _DL_INT, _DL_UINT, _DL_FLOAT, _DL_BFLOAT, _DL_COMPLEX, _DL_BOOL, _DL_E4M3FN, _DL
 
 # Name, kind, bits, exponent bits, stored mantissa bits, Triton, DLPack code, safetensors; narrow to wide within a kind.
 # A complex row gives the exponent and mantissa bits of one component.
-_Row: TypeAlias = "tuple[str, str, int, int, int, str | None, int, str | None]"
+_Row = tuple[str, str, int, int, int, str | None, int, str | None]
 _TABLE: tuple[_Row, ...] = (
     ("bool", "bool", 8, 0, 0, "i1", _DL_BOOL, "BOOL"),
     ("uint8", "uint", 8, 0, 0, "u8", _DL_UINT, "U8"),
@@ -97,11 +97,11 @@ class DType(str):
 
 def _build(row: _Row, known: dict[str, DType]) -> DType:
     name, kind, bits, exponent, mantissa, triton, dlpack_code, safetensors = row
-    facts: dict[str, Any] = dict(
-        name=name, kind=kind, bits=bits, itemsize=bits // 8, triton=triton, safetensors=safetensors,
-        exponent_bits=exponent, mantissa_bits=mantissa, dlpack=(dlpack_code, bits),
-        numpy=np.dtype(getattr(ml_dtypes, name) if "bfloat" in name or "float8" in name else name),
-    )  # fmt: skip
+    facts: dict[str, Any] = {
+        "name": name, "kind": kind, "bits": bits, "itemsize": bits // 8, "triton": triton, "safetensors": safetensors,
+        "dlpack": (dlpack_code, bits), "exponent_bits": exponent, "mantissa_bits": mantissa,
+        "numpy": np.dtype(getattr(ml_dtypes, name) if "bfloat" in name or "float8" in name else name),
+    }  # fmt: skip
     if kind in ("float", "complex"):
         bias = 2 ** (exponent - 1) - 1
         facts["eps"] = 2.0**-mantissa
@@ -156,10 +156,9 @@ _BY_PYTHON: dict[Any, DType] = {bool: bool_, int: default_int, float: default_fl
 _BY_TRITON = {d.triton: d for d in DTYPES.values() if d.triton}
 _BY_DLPACK = {d.dlpack: d for d in DTYPES.values()}
 _BY_SAFETENSORS = {d.safetensors: d for d in DTYPES.values() if d.safetensors}
-_ML_SCALARS: tuple[type, ...] = tuple(
-    d.numpy.type for d in DTYPES.values() if not issubclass(d.numpy.type, (np.number, np.bool_))
-)
-_SCALARS: tuple[type, ...] = (bool, int, float, complex, np.bool_, np.number, *_ML_SCALARS)
+_ML_SCALARS: tuple[type, ...] = (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
+_SCALARS: tuple[type, ...] = (bool, int, float, complex, np.generic, *_ML_SCALARS)
+_SCALAR_TYPES = {*np.sctypeDict.values(), *_ML_SCALARS}  # concrete ones, which an np.dtype can be made of
 _NUMPY_REFUSALS = {
     "O": "Python objects have no fixed layout",
     "S": "strings are not numbers",
@@ -176,8 +175,8 @@ def dtype(x: DTypeLike, *, where: str = "dtype", argument: str = "dtype") -> DTy
     """The `DType` that ``x`` names: a DType, a table name, a numpy dtype, a numpy or ml_dtypes scalar type, or Python's
     ``bool`` (bool), ``int`` (int64), ``float`` (float32) or ``complex`` (complex64).
 
-    Raises `DTypeError`, in the name of ``where`` and ``argument``, for anything else: unknown names, foreign byte order,
-    objects, strings, dates, structured types, long double.
+    Raises `DTypeError`, in the name of ``where`` and ``argument``, for anything else: unknown names, foreign byte
+    order, objects, strings, dates, structured types, long double.
     """
     if type(x) is DType:
         return x
@@ -188,20 +187,11 @@ def dtype(x: DTypeLike, *, where: str = "dtype", argument: str = "dtype") -> DTy
         found = _of_numpy(x, where, argument)
     elif isinstance(x, type):
         found = _BY_PYTHON.get(x)
-        if found is None and issubclass(x, np.generic):
-            found = _of_numpy(_numpy_dtype(x, where, argument), where, argument)
-        elif found is None and x in _ML_SCALARS:
-            found = _BY_NUMPY[np.dtype(x)]
+        if found is None and x in _SCALAR_TYPES:
+            found = _of_numpy(np.dtype(x), where, argument)
     if found is None:
         raise DTypeError(where, argument, x, f"must be one of {', '.join(DTYPES)}")
     return found
-
-
-def _numpy_dtype(scalar_type: type, where: str, argument: str) -> np.dtype[Any]:
-    if scalar_type in (np.generic, np.number, np.integer, np.signedinteger, np.unsignedinteger, np.inexact, np.floating,
-                       np.complexfloating, np.flexible, np.character):  # fmt: skip
-        raise DTypeError(where, argument, scalar_type, f"is abstract; must be one of {', '.join(DTYPES)}")
-    return np.dtype(scalar_type)
 
 
 def _of_numpy(x: np.dtype[Any], where: str, argument: str) -> DType | None:
@@ -224,7 +214,7 @@ def from_triton(name: str, *, where: str = "from_triton") -> DType:
 
 
 def from_dlpack(code: int, bits: int, lanes: int = 1, *, where: str = "from_dlpack") -> DType:
-    """The dtype of a DLDataType (DLPack 1.1). Raises `DTypeError` for vectors (lanes > 1) and types without equivalent."""
+    """The dtype of a DLDataType (DLPack 1.1). Raises `DTypeError` for vectors (lanes > 1) and other types."""
     if lanes != 1:
         raise DTypeError(where, "lanes", lanes, "vector elements are not supported; must be 1")
     found = _BY_DLPACK.get((code, bits))
@@ -280,32 +270,30 @@ def promote_scalar(d: DTypeLike, scalar: Any, *, where: str = "promote_scalar") 
 
     A scalar of the tensor's kind or a lower one changes nothing. A bool tensor with an int is int64; a bool or integer
     tensor with a float is float32; with a complex, complex64, or complex128 for a float64 tensor. numpy's scalars count
-    as Python's. Raises `ScalarOverflow` for an int that the resulting integer dtype (or, for a floating result, a Python
-    float) cannot hold, and `DTypeError` for what is no number.
+    as Python's. Raises `ScalarOverflow` for an int that the resulting integer dtype (or, for a floating result, a
+    Python float) cannot hold, and `DTypeError` for what is no number.
     """
-    d = dtype(d, where=where)
+    tensor = dtype(d, where=where)
     kind = _scalar_kind(scalar, where)
     if kind == "complex":
-        return d if d.kind == "complex" else promote(d, default_complex)
+        return tensor if tensor.kind == "complex" else promote(tensor, default_complex)
     if kind == "float":
-        return d if d.kind in ("float", "complex") else default_float
+        return tensor if tensor.kind in ("float", "complex") else default_float
     if kind == "int":
-        result = default_int if d is bool_ else d
+        result = default_int if tensor is bool_ else tensor
         _check_range(result, index(scalar), where)
         return result
-    return d
+    return tensor
 
 
 def _scalar_kind(scalar: object, where: str) -> str:
-    if isinstance(scalar, (bool, np.bool_)):
-        return "bool"
-    if isinstance(scalar, (int, np.integer)):
-        return "int"
-    if isinstance(scalar, (float, np.floating, *_ML_SCALARS)):
-        return "float"
-    if isinstance(scalar, (complex, np.complexfloating)):
-        return "complex"
-    raise DTypeError(where, "scalar", scalar, "must be a bool, int, float or complex number")
+    for python_type in (bool, int, float, complex):
+        if isinstance(scalar, python_type):
+            return python_type.__name__
+    if not isinstance(scalar, _SCALARS):
+        raise DTypeError(where, "scalar", scalar, "must be a bool, int, float or complex number")
+    kind = dtype(type(scalar), where=where, argument="scalar").kind
+    return "int" if kind == "uint" else kind
 
 
 def _check_range(d: DType, value: int, where: str) -> None:
@@ -319,8 +307,8 @@ def _check_range(d: DType, value: int, where: str) -> None:
 def result_type(*things: Any, where: str = "result_type") -> DType:
     """The dtype of all ``things`` together: dtypes (as `dtype` accepts), scalars, and what has a ``dtype`` attribute.
 
-    The order of the arguments does not matter. Scalars alone give bool, int64, float32 or complex64. Raises as `promote`
-    and `promote_scalar` do, and `DTypeError` for no argument.
+    The order of the arguments does not matter. Scalars alone give bool, int64, float32 or complex64. Raises as
+    `promote` and `promote_scalar` do, and `DTypeError` for no argument.
     """
     scalars = [x for x in things if isinstance(x, _SCALARS)]
     dtypes = [dtype(x if isinstance(x, (str, type, np.dtype)) else getattr(x, "dtype", x), where=where)
@@ -376,20 +364,20 @@ def _convert(x: Array, source: DType, target: DType) -> Array:
     """As `convert`, for two different dtypes and at least one dimension."""
     if source.kind == "bool":
         return x.astype(target.numpy)
-    if target is bool_:
-        if source.numpy.kind != "V":
-            return x.astype(np.bool_)
-        magnitude = 2 ** (source.bits - 1) - 1  # all bits but the sign
-        return (x.view(f"u{source.itemsize}") & magnitude) != 0
-    # ml_dtypes' types are exact in float32, from and to which they have conversions of every value.
-    wide = x.astype(np.float32) if source.numpy.kind == "V" else x
-    if target.kind in ("int", "uint"):
-        return _saturate_to_integer(wide, target) if source.kind == "float" else wide.astype(target.numpy)
-    narrow = wide.astype(np.float32, copy=False) if target.numpy.kind == "V" else wide
-    result = narrow.astype(target.numpy, copy=False)
+    small = source.kind == "float" and source.bits < 32
+    if target is bool_ and small:  # any bit but the sign
+        nonzero: Array = (x.view(f"u{source.itemsize}") & (2 ** (source.bits - 1) - 1)) != 0
+        return nonzero
+    # float32 holds every value of the smaller types exactly, and ml_dtypes converts from and to it.
+    wide = x.astype(np.float32) if small else x
+    if target.kind in ("int", "uint") and source.kind == "float":
+        return _saturate_to_integer(wide, target)
+    if target.kind == "float" and target.bits < 32 and target is not float16:
+        wide = wide.astype(np.float32, copy=False)
+    result = wide.astype(target.numpy, copy=False)
     if target in (float16, float8_e4m3fn, float8_e5m2) and target.max < source.max:
-        _undo_overflow(result, wide, target)
-    if source.kind in ("float", "complex"):
+        _undo_overflow(result, x, target)
+    if source.kind in ("float", "complex") and target is not bool_:
         for part in (result.real, result.imag) if target.kind == "complex" else (result,):
             _quiet(part, target.real)
     return result

@@ -1,4 +1,4 @@
-"""Shapes, strides and views: broadcasting, basic indexing, the one view rule, overlap. Arithmetic on tuples of ints only.
+"""Shapes, strides and views: broadcasting, basic indexing, the one view rule, overlap. Pure arithmetic on ints.
 
 Strides and offsets count elements and may be negative. Every refusal is a `ShapeError` (an index out of range: an
 `IndexOutOfRange`) in the name of ``where``, the operator that asks.
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any
 
-from .errors import IndexOutOfRange, ShapeError
+from nbxtensor.errors import IndexOutOfRange, ShapeError
 
 Shape = tuple[int, ...]
 Strides = tuple[int, ...]
@@ -50,7 +50,7 @@ def contiguous_strides(shape: Shape) -> Strides:
 def is_contiguous(shape: Shape, strides: Strides) -> bool:
     """Whether the elements lie row-major without gaps. A size of 1 may have any stride; without elements: True."""
     step = 1
-    for size, stride in zip(reversed(shape), reversed(strides)):
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size == 0:
             return True
         if size != 1:
@@ -77,21 +77,23 @@ def broadcast_shapes(*shapes: Shape, where: str = "broadcast_shapes") -> Shape:
 def broadcast_strides(shape: Shape, strides: Strides, target: Shape, *, where: str = "broadcast_strides") -> Strides:
     """The strides that read ``shape`` as ``target``: 0 where a dimension is new or stretches."""
     new = len(target) - len(shape)
-    if new < 0 or any(size not in (1, wanted) for size, wanted in zip(shape, target[new:])):
+    if new < 0 or any(size not in (1, wanted) for size, wanted in zip(shape, target[new:], strict=True)):
         raise ShapeError(where, "shape", shape, f"does not broadcast to {target}")
-    stretched = (stride if size == wanted else 0 for size, stride, wanted in zip(shape, strides, target[new:]))
+    stretched = (
+        stride if size == wanted else 0 for size, stride, wanted in zip(shape, strides, target[new:], strict=True)
+    )
     return (0,) * new + tuple(stretched)
 
 
 def expand(shape: Shape, strides: Strides, target: Any, *, where: str = "expand") -> tuple[Shape, Strides]:
-    """``target`` and its strides, as `broadcast_strides`; a -1 in ``target`` keeps the size of an existing dimension."""
+    """``target`` and its strides, as `broadcast_strides`; a -1 in ``target`` keeps the size of an old dimension."""
     sizes = _integers(target, where)
     new = len(sizes) - len(shape)
     if new < 0 or -1 in sizes[:new]:
         raise ShapeError(
             where, "shape", sizes, f"must keep the {len(shape)} dimensions of {shape}; new ones need a size"
         )
-    kept = tuple(old if size == -1 else size for size, old in zip(sizes[new:], shape))
+    kept = tuple(old if size == -1 else size for size, old in zip(sizes[new:], shape, strict=True))
     wanted = check_shape(sizes[:new] + kept, where=where)
     return wanted, broadcast_strides(shape, strides, wanted, where=where)
 
@@ -109,7 +111,7 @@ def normalize_axis(axis: int, ndim: int, *, where: str = "normalize_axis", argum
 
 
 def normalize_axes(axes: Any, ndim: int, *, where: str = "normalize_axes", argument: str = "axis") -> tuple[int, ...]:
-    """``axes`` (None: all; an int; several ints) counted from the front, in the order given. Refuses one named twice."""
+    """``axes`` (None: all; an int; several ints) counted from the front, in that order. Refuses one named twice."""
     if axes is None:
         return tuple(range(ndim))
     items = axes if isinstance(axes, Iterable) else (axes,)
@@ -146,7 +148,7 @@ def resolve_shape(shape: Any, count: int, *, where: str = "reshape") -> Shape:
 def view_strides(shape: Shape, strides: Strides, new_shape: Shape, *, where: str = "view") -> Strides | None:
     """The strides that show the same elements in the same order as ``new_shape``; None where no view can.
 
-    A view exists iff every new dimension stays inside one run of old dimensions that walk memory as one (see `coalesce`).
+    A view exists iff every new dimension stays inside one run of old dimensions that walk memory as one (`coalesce`).
     Refuses a ``new_shape`` of another number of elements.
     """
     count = numel(shape)
@@ -158,7 +160,7 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape, *, where: str
     result = [0] * len(new_shape)
     axis = len(new_shape) - 1
     step = 1
-    for length, step in zip(reversed(runs), reversed(run_strides)):
+    for length, step in zip(reversed(runs), reversed(run_strides), strict=True):
         covered = 1
         while covered < length:
             result[axis] = step
@@ -174,31 +176,31 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape, *, where: str
 def coalesce(shape: Shape, *strides: Strides, sort_dims: bool = False) -> tuple[tuple[int, ...], ...]:
     """(shape, strides...) of the same elements with as few dimensions as possible, for operands that share ``shape``.
 
-    Drops sizes of 1 and merges neighbours that walk memory as one in every operand; the order of the elements stays. With
-    ``sort_dims`` the dimensions are first put in falling order of stride in the first operand (the output, usually; ties
-    by the next ones), so that element-wise work on transposed operands coalesces too. At least one dimension remains: a
-    single element is shape (1,) with strides (1,), no elements are shape (0,) with strides (1,), both contiguous.
+    Drops sizes of 1 and merges neighbours that walk memory as one in every operand; the order of the elements stays.
+    With ``sort_dims`` the dimensions are first put in falling order of stride in the first operand (usually the output;
+    ties by the next ones), so that element-wise work on transposed operands coalesces too. At least one dimension
+    remains: a single element is shape (1,) with strides (1,), no elements are shape (0,) with strides (1,).
     """
     if 0 in shape:
         return ((0,),) + ((1,),) * len(strides)
-    dims = [(size, steps) for size, *steps in zip(shape, *strides) if size != 1]
+    dims = [(size, steps) for size, *steps in zip(shape, *strides, strict=True) if size != 1]
     if sort_dims:
         dims.sort(key=lambda dim: [-abs(step) for step in dim[1]])
     merged: list[tuple[int, list[int]]] = []
     for size, steps in dims:
-        if merged and all(outer == inner * size for outer, inner in zip(merged[-1][1], steps)):
+        if merged and all(outer == inner * size for outer, inner in zip(merged[-1][1], steps, strict=True)):
             size *= merged.pop()[0]
         merged.append((size, steps))
     if not merged:
         return ((1,),) + ((1,),) * len(strides)
-    return (tuple(size for size, _ in merged), *zip(*(steps for _, steps in merged)))
+    return (tuple(size for size, _ in merged), *zip(*(steps for _, steps in merged), strict=True))
 
 
 def extent(shape: Shape, strides: Strides) -> tuple[int, int]:
     """The lowest and highest offset touched, relative to the first element; (0, -1) where there are no elements."""
     if 0 in shape:
         return 0, -1
-    reach = [(size - 1) * stride for size, stride in zip(shape, strides)]
+    reach = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
     return sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
 
 
@@ -210,7 +212,7 @@ def self_overlap(shape: Shape, strides: Strides) -> bool:
     if 0 in shape:
         return False
     inner = 0  # highest offset that the finer dimensions reach
-    for stride, size in sorted((abs(stride), size) for size, stride in zip(shape, strides) if size != 1):
+    for stride, size in sorted((abs(stride), size) for size, stride in zip(shape, strides, strict=True) if size != 1):
         if stride <= inner:
             return True
         inner += (size - 1) * stride
@@ -227,7 +229,11 @@ def overlaps(shape_a: Shape, strides_a: Strides, shape_b: Shape, strides_b: Stri
     low_b, high_b = extent(shape_b, strides_b)
     if high_a < low_a or high_b < low_b or low_b + distance > high_a or high_b + distance < low_a:
         return False
-    steps = [stride for size, stride in (*zip(shape_a, strides_a), *zip(shape_b, strides_b)) if size > 1]
+    steps = [
+        stride
+        for size, stride in (*zip(shape_a, strides_a, strict=True), *zip(shape_b, strides_b, strict=True))
+        if size > 1
+    ]
     divisor = math.gcd(*steps)
     return distance % divisor == 0 if divisor else distance == 0
 
@@ -235,7 +241,8 @@ def overlaps(shape_a: Shape, strides_a: Strides, shape_b: Shape, strides_b: Stri
 def basic_index(shape: Shape, strides: Strides, key: Any, *, where: str = "__getitem__") -> tuple[Shape, Strides, int]:
     """(shape, strides, offset) of the view ``tensor[key]``, by the rules of numpy's basic indexing.
 
-    ``key`` is an integer, a slice of any step, Ellipsis, None, or a tuple of them. ``offset`` counts from the tensor's first element and is 0 where nothing is selected.
+    ``key`` is an integer, a slice of any step, Ellipsis, None, or a tuple of them. ``offset`` counts from the tensor's
+    first element and is 0 where nothing is selected.
     """
     keys = key if isinstance(key, tuple) else (key,)
     consumed = sum(1 for item in keys if item is not None and item is not Ellipsis)
@@ -289,7 +296,7 @@ def _integer(item: Any, size: int, axis: int, where: str) -> int:
     try:
         position = index(item)
     except TypeError:
-        rule = "must be an integer, slice, Ellipsis or None; for a list or tensor use index_select or gather, for a mask where"
+        rule = "must be an integer, slice, Ellipsis or None; for lists and tensors see index_select, for masks where"
         raise ShapeError(where, argument, item, rule) from None
     if not -size <= position < size:
         rule = f"must lie in {-size}..{size - 1}, the axis has size {size}" if size else "the axis has size 0"
