@@ -127,7 +127,7 @@ def conformance_cuda(session: nox.Session) -> None:
 def conformance(session: nox.Session, driver: str, *packages: str) -> None:
     install_editable(session, "core", *packages)
     session.install("pytest")
-    pytest(session, "--pyargs", "nbxtensor.conformance", "--driver", driver, *session.posargs)
+    session.run("python", "-m", "nbxtensor.conformance", "--driver", driver, *session.posargs)
 
 
 @nox.session
