@@ -84,7 +84,10 @@ class LiveMemory:
 
 
 class MetaContext:
-    """A context that executes nothing. ``launches`` counts its launches; ``memory`` holds its live allocations."""
+    """A context that executes nothing. ``launches`` counts its launches; ``memory`` holds its live allocations.
+
+    With a ``target`` its kernels are compiled for that target all the same.
+    """
 
     def __init__(self, info: DeviceInfo = INFO, capabilities: Capabilities = CAPABILITIES, target: Any = None):
         self.info, self.capabilities, self.target = info, capabilities, target
@@ -216,21 +219,19 @@ class MetaContext:
 
     # kernels
     def compile(self, variant: Variant) -> Artifact:
-        """An artifact of kind "none"; its payload is the variant."""
+        """For ``target`` where there is one; else an artifact of kind "none", whose payload is the variant."""
         self._open("compile")
+        if self.target is not None:
+            from nbxtensor.backend import compiler
+
+            return compiler.compile_gpu(variant, self.target)
         return Artifact("none", variant.kernel.name, variant, variant.parameters, {})
 
     def load(self, artifact: Artifact) -> Module:
         with self._lock:
             self._open("load")
-            if artifact.kind != "none":
-                raise LaunchRefused(artifact.entry, f"a meta device loads artifacts of kind 'none', not {artifact.kind!r}")
-            if artifact.parameters != artifact.payload.parameters:
-                raise LaunchRefused(
-                    artifact.entry,
-                    f"the artifact states {len(artifact.parameters)} parameters, "
-                    f"its kernel takes {len(artifact.payload.parameters)} or they differ in type",
-                )
+            if self.target is None:
+                _check_artifact(artifact)
             self._modules.add(module := Module(artifact))
             return module
 
@@ -277,6 +278,7 @@ class MetaContext:
             raise DeviceError(f"{verb}: stream={stream}: is not a stream of this context")
 
     def _event(self, verb: str, event: int) -> None:
+        self._open(verb)
         if event not in self._events:
             raise DeviceError(f"{verb}: event={event}: is not an event of this context")
 
@@ -295,6 +297,14 @@ class MetaContext:
 
     def _now(self) -> int:
         return 0
+
+
+def _check_artifact(artifact: Artifact) -> None:
+    if artifact.kind != "none":
+        raise LaunchRefused(artifact.entry, f"a meta device loads artifacts of kind 'none', not {artifact.kind!r}")
+    stated, own = artifact.parameters, artifact.payload.parameters
+    if stated != own:
+        raise LaunchRefused(artifact.entry, f"the artifact states the parameters {stated}, its kernel takes {own}")
 
 
 def _aligned(block: bytearray) -> int:
@@ -326,6 +336,11 @@ class MetaDriver:
         if ordinal != 0:
             raise Unavailable("no device", f"driver meta has one device, 0; asked for {ordinal}")
         return MetaContext(self.info, self.capabilities, self.target)
+
+
+def for_target(target: Any) -> MetaDriver:
+    """A driver whose device compiles every kernel for ``target`` (a ``GPUTarget``), loads it and launches nothing."""
+    return MetaDriver(INFO._replace(architecture=str(target.arch)), target=target)
 
 
 driver = MetaDriver()

@@ -127,3 +127,9 @@ def copy_tile(to, source, rows, columns, BLOCK: tl.constexpr):
     right = tl.make_tensor_descriptor(to, shape=[rows, columns], strides=[columns, 1], block_shape=[BLOCK, BLOCK])
     y, x = tl.program_id(1) * BLOCK, tl.program_id(0) * BLOCK
     right.store([y, x], left.load([y, x]))
+
+
+@triton.jit
+def fails(to):
+    tl.static_assert(False, "this kernel never compiles")
+    tl.store(to, 1)
