@@ -1,0 +1,43 @@
+"""Tensors and Triton kernels for inference, without torch.
+
+    import nbxtensor as nbx
+
+    a = nbx.ones((256, 64), dtype="float16")
+    print((a + 1).device)
+"""
+
+from __future__ import annotations
+
+from pkgutil import extend_path
+
+__path__ = extend_path(__path__, __name__)  # vendors' packages add to nbxtensor.backend, editable installs included
+__version__ = "0.0.2"
+
+from nbxtensor.backend.runtime import Device, current_device, default_device, device, use_device
+from nbxtensor.dtype import (
+    DTYPES,
+    DType,
+    bfloat16,
+    bool_,
+    complex64,
+    complex128,
+    dtype,
+    float8_e4m3fn,
+    float8_e5m2,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    result_type,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
+from nbxtensor.ops import *  # noqa: F403 - the operators are the package's vocabulary; ops.__all__ names them
+from nbxtensor.tensor import NBXTensor, from_numpy
+
+Tensor = NBXTensor

@@ -1,0 +1,1 @@
+"""Device memory: the caching pool behind every tensor."""
