@@ -277,7 +277,7 @@ def basic_index(shape: Shape, strides: Strides, key: Any, *, where: str = "__get
 
 
 def _slice(item: slice, size: int, axis: int, where: str) -> tuple[int, int, int]:
-    """(start, step, length) of a slice of an axis."""
+    """(start, step, length) of a slice of an axis; step 1 for a single element, lest a huge one give a huge stride."""
     argument = f"key[axis {axis}]"
     if item.step == 0:
         raise ShapeError(where, argument, item, "the step must not be 0")
@@ -285,7 +285,8 @@ def _slice(item: slice, size: int, axis: int, where: str) -> tuple[int, int, int
         start, stop, step = item.indices(size)
     except TypeError:
         raise ShapeError(where, argument, item, "bounds and step must be integers or None") from None
-    return start, step, len(range(start, stop, step))
+    length = len(range(start, stop, step))
+    return start, step if length > 1 else 1, length
 
 
 def _integer(item: Any, size: int, axis: int, where: str) -> int:
