@@ -8,9 +8,9 @@ A file ``devices/<vendor>/<name>.yml`` is the profile ``<vendor>/<name>``. Its t
 - ``pci_ids``: PCI device ids of the vendor, as "0xe20b";
 - sections of facts (see `SECTIONS`).
 
-Everything but ``title`` and ``inherits`` is ``{value, source}``. A source is a document and its section, an address, or how
-the value was measured. What varies inside one architecture (compute units, bandwidth, memory) is no fact: it is asked of
-the device. A fact that is absent is a `MissingFact` that names the file, the key and who asked; nothing is guessed.
+Everything but ``title`` and ``inherits`` is ``{value, source}``. A source is a document and its section, an address, or
+how the value was measured. What varies inside one architecture (compute units, bandwidth, memory) is no fact: it is
+asked of the device. A missing fact is a `MissingFact` that names the file, the key and who asked; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nbxtensor.errors import ArgumentError, FileFormatError, MissingFact
 FOLDER = Path(__file__).with_name("devices")
 
 #: Sections of facts, and what the facts of each are: "count" (an integer above 0), "flag" (true or false), "tolerance"
-#: (a number of at least 0), "fraction" (between 0 and 1). Sizes are bytes; blocks are elements; `KINDS` holds the exceptions.
+#: (a number of at least 0), "fraction" (between 0 and 1). Sizes are bytes, blocks are elements. Exceptions: `KINDS`.
 SECTIONS = {
     "autotune_screen_rtol": "tolerance",  # by dtype: the largest relative error a candidate may have
     "elementwise": "count",
@@ -60,7 +60,7 @@ class Fact(NamedTuple):
 class Facts:
     """The facts of one profile. ``facts["gemm.block_m"]`` is a value; attributes ``profile`` and ``path``."""
 
-    __slots__ = ("profile", "path", "_facts", "_own_lists")
+    __slots__ = ("_facts", "_own_lists", "path", "profile")
 
     def __init__(self, profile: str, path: Path, facts: dict[str, Fact], own_lists: dict[str, tuple[str, ...]]):
         self.profile, self.path, self._facts, self._own_lists = profile, path, facts, own_lists
@@ -130,8 +130,8 @@ def add_folder(folder: str | Path) -> None:
 
 
 def load(profile: str) -> Facts:
-    """The facts of a profile, "nvidia/hopper". Raises `MissingFact` when no folder has it, `FileFormatError` when its file
-    breaks a rule or two folders state the same profile."""
+    """The facts of a profile, "nvidia/hopper". Raises `MissingFact` when no folder has it, `FileFormatError` when its
+    file breaks a rule or two folders state the same profile."""
     if not isinstance(profile, str) or not _PROFILE.fullmatch(profile):
         raise ArgumentError("device_files.load", "profile", profile, 'is not of the form "<vendor>/<name>"')
     paths = [path for folder in folders() if (path := folder / f"{profile}.yml").is_file()]
@@ -156,18 +156,22 @@ def profiles(vendor: str | None = None) -> tuple[str, ...]:
 def for_arch(architecture: str) -> Facts:
     """The facts of an architecture: "sm_90", "gfx942", "bmg", "reference".
 
-    What an AMD architecture carries after a colon (":sramecc+") is not part of its name. Raises `MissingFact` when no file
-    serves it.
+    What an AMD architecture carries after a colon (":sramecc+") is not part of its name. Raises `MissingFact` when no
+    file serves it.
     """
     if not isinstance(architecture, str) or not architecture:
         raise ArgumentError("device_files.for_arch", "architecture", architecture, "is not the name of an architecture")
     name = architecture.split(":")[0]
     found = [facts for facts in map(load, profiles(_vendor_of(name))) if name in facts.architectures]
     if not found:
-        raise MissingFact("device_files.for_arch", "architecture", architecture, f"no file of {_said(folders())} serves it")
+        raise MissingFact(
+            "device_files.for_arch", "architecture", architecture, f"no file of {_said(folders())} serves it"
+        )
     if len(found) > 1:
         files = _said([facts.path for facts in found])
-        raise FileFormatError("device_files.for_arch", "architecture", architecture, f"is served by more than one file: {files}")
+        raise FileFormatError(
+            "device_files.for_arch", "architecture", architecture, f"is served by more than one file: {files}"
+        )
     return found[0]
 
 
@@ -178,7 +182,7 @@ def for_pci(vendor: str, device_id: int) -> Facts | None:
 
 
 def for_device(info: DeviceInfo, folder: str | Path | None = None) -> Facts:
-    """The facts of a device: of the profile its driver names, else of its architecture. ``folder``: the driver's own."""
+    """The facts of the profile that a device names, else of its architecture. ``folder``: its driver's own files."""
     if folder is not None:
         add_folder(folder)
     return load(info.profile) if info.profile is not None else for_arch(info.architecture)
@@ -190,7 +194,9 @@ def in_force() -> Facts:
     if chosen is not None:
         return chosen
     if _current is None:
-        raise MissingFact(_caller(), "device file", None, "no device is in use: name one with set_in_force(load(profile))")
+        raise MissingFact(
+            _caller(), "device file", None, "no device is in use: name one with set_in_force(load(profile))"
+        )
     return _current()
 
 
@@ -270,7 +276,9 @@ def _parse(path: Path) -> dict[Any, Any]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _loader())  # a subclass of the safe loader
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise FileFormatError("device_files", "file", str(path), f"is not YAML: {' '.join(str(error).split())}") from error
+        raise FileFormatError(
+            "device_files", "file", str(path), f"is not YAML: {' '.join(str(error).split())}"
+        ) from error
     if not isinstance(content, dict):
         raise FileFormatError("device_files", "file", str(path), "is not a mapping")
     return content
@@ -287,7 +295,9 @@ def _loader() -> Any:
             keys = [self.construct_object(key, deep=True) for key, _ in node.value]
             twice = sorted({str(key) for key in keys if keys.count(key) > 1})
             if twice:
-                raise yaml.constructor.ConstructorError(None, None, f"stated twice: {', '.join(twice)}", node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"stated twice: {', '.join(twice)}", node.start_mark
+                )
             return super().construct_mapping(node, deep)
 
     return Loader
