@@ -1,4 +1,4 @@
-"""Every command of the repository. ``nox -s demo`` shows the library at work, ``nox -s tests`` is the whole test suite."""
+"""Every command of the repository: ``nox -s demo`` shows the library at work, ``nox -s tests`` is the whole suite."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Writes docs/API.md from the sources: ``python docs/generate_api.py``. A test compares the committed file with a new one.
+"""Writes docs/API.md from the sources: ``python docs/generate_api.py``. A test compares the committed file with a new
+one.
 
-Modules are read, not imported; only the operator table is imported, for the operators' facts. Public is what no underscore
-starts; a module that states ``__all__`` exports that. Triton functions, tests and `INTERNAL` are no part of the reference.
-"""
+Modules are read, not imported; only the operator table is imported, for the operators' facts. Public is what no
+underscore starts; a module that states ``__all__`` exports that. Triton functions, tests and `INTERNAL` are no part of
+the reference."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class Entry(NamedTuple):
-    """A public name: its dotted ``name``, its ``signature`` as code, its ``doc`` ("" when it has none) and its members."""
+    """A public name: its dotted ``name``, its ``signature`` as code, its ``doc`` ("" when it has none) and its
+    members."""
 
     name: str
     signature: str
@@ -69,15 +71,17 @@ def read(name: str, path: Path) -> Module:
     tree = ast.parse(source)
     exported = declared_exports(tree)
     entries = [entry for entry in top_level(tree, source) if entry.name in exported or not exported]
-    return Module(name, ast.get_docstring(tree) or "", tuple(entry for entry in entries if not entry.name.startswith("_")))
+    return Module(
+        name, ast.get_docstring(tree) or "", tuple(entry for entry in entries if not entry.name.startswith("_"))
+    )
 
 
 def declared_exports(tree: ast.Module) -> frozenset[str]:
     """What ``__all__`` lists where it is a literal; empty when there is none."""
     for statement in tree.body:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
-            if isinstance(statement.value, ast.List | ast.Tuple):
-                return frozenset(e.value for e in statement.value.elts if isinstance(e, ast.Constant))
+        named = isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__"
+        if named and isinstance(statement.value, ast.List | ast.Tuple):
+            return frozenset(e.value for e in statement.value.elts if isinstance(e, ast.Constant))
     return frozenset()
 
 
@@ -111,7 +115,9 @@ def constant(statement: ast.stmt, source: str) -> Iterator[Entry]:
 
 def class_entry(node: ast.ClassDef, source: str) -> Entry:
     bases = [ast.unparse(base) for base in node.bases]
-    fields = [f"{ast.unparse(s.target)}: {ast.unparse(s.annotation)}" for s in node.body if isinstance(s, ast.AnnAssign)]
+    fields = [
+        f"{ast.unparse(s.target)}: {ast.unparse(s.annotation)}" for s in node.body if isinstance(s, ast.AnnAssign)
+    ]
     head = f"class {node.name}" + (f"({', '.join(bases)})" if bases else "")
     members = []
     for statement in node.body:
@@ -146,8 +152,11 @@ def documentation(node: Definition) -> str:
 
 
 def undocumented() -> list[str]:
-    """The public names that have no documentation. A method may have it from a base class, or from the driver contract."""
-    classes = {entry.name: entry for module in modules() for entry in module.entries if entry.signature.startswith("class ")}
+    """The public names that have no documentation. A method may have it from a base class, or from the driver
+    contract."""
+    classes = {
+        entry.name: entry for module in modules() for entry in module.entries if entry.signature.startswith("class ")
+    }
     contract = next(module for module in modules() if module.name == "nbxtensor.backend.contract")
     verbs = {member.name for entry in contract.entries for member in entry.members if member.doc}
 
@@ -178,7 +187,9 @@ def render() -> str:
         here = [m for m in rest if any(is_below(m.name, prefix) for prefix in prefixes)]
         rest = [m for m in rest if m not in here]
         lines += [f"## {heading}", ""]
-        for module in sorted(here, key=lambda m: (min(i for i, p in enumerate(prefixes) if is_below(m.name, p)), m.name)):
+        for module in sorted(
+            here, key=lambda m: (min(i for i, p in enumerate(prefixes) if is_below(m.name, p)), m.name)
+        ):
             lines += render_module(module)
     if rest:
         raise SystemExit(f"modules in no part of PARTS: {', '.join(module.name for module in rest)}")

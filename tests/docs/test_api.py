@@ -40,7 +40,9 @@ def test_a_name_without_documentation_is_found(
 ) -> None:
     contract = tmp_path / "packages/nbxtensor-core/src/nbxtensor/backend/contract.py"
     contract.parent.mkdir(parents=True)
-    contract.write_text('"""Contract."""\nclass Driver:\n    """Driver."""\n    def probe(self):\n        """Devices."""\n')
+    contract.write_text(
+        '"""Contract."""\nclass Driver:\n    """Driver."""\n    def probe(self):\n        """Devices."""\n'
+    )
     module = contract.with_name("other.py")
     module.write_text(
         '"""Other."""\n'

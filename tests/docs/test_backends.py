@@ -13,6 +13,7 @@ import pytest
 
 from nbxtensor.backend import contract, device_files
 
+
 @pytest.fixture(scope="module")
 def page(repository: Path) -> str:
     return (repository / "docs" / "BACKENDS.md").read_text("utf-8")

@@ -1,4 +1,5 @@
-"""Core without Triton and without a vendor: everything that runs no kernel works, and running one is refused by name."""
+"""Core without Triton and without a vendor: everything that runs no kernel works, and running one is refused by
+name."""
 
 from __future__ import annotations
 
@@ -33,6 +34,6 @@ def test_a_program_is_traced_without_a_device() -> None:
 
 
 def test_a_kernel_is_refused_by_name() -> None:
-    with pytest.raises(NBXError, match="(?i)triton"):
+    with pytest.raises(NBXError, match=r"[Tt]riton"):
         a = nbx.from_numpy(np.ones(3, np.float32), device="cpu")
         a + a

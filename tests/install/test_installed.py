@@ -1,4 +1,5 @@
-"""The packages work together however they are installed: editable, as wheels, or core as a wheel and a vendor editable."""
+"""The packages work together however they are installed: editable, as wheels, or core as a wheel and a vendor
+editable."""
 
 from __future__ import annotations
 
@@ -42,6 +43,9 @@ def test_the_distributions_have_the_version_of_the_code(installed: str) -> None:
 
 
 def test_device_files_are_carried(installed: str, repository: Path) -> None:
-    sources = {path.relative_to(repository / "devices").with_suffix("").as_posix() for path in (repository / "devices").rglob("*.yml")}
+    sources = {
+        path.relative_to(repository / "devices").with_suffix("").as_posix()
+        for path in (repository / "devices").rglob("*.yml")
+    }
     assert sources
     assert set(device_files.profiles()) == sources

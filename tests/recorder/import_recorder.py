@@ -1,8 +1,8 @@
 """Records every attempt to import a forbidden module, attempts whose ImportError is caught included.
 
-`install` puts a finder before all others that finds nothing and writes down what it was asked for. The record is the file
-that the environment variable `LOG` names, one line of JSON an attempt, shared by a test run and all processes it starts.
-"""
+`install` puts a finder before all others that finds nothing and writes down what it was asked for. The record is the
+file that the environment variable `LOG` names, one line of JSON an attempt, shared by a test run and all processes it
+starts."""
 
 from __future__ import annotations
 

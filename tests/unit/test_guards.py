@@ -17,7 +17,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
 TESTS = sorted(ROOT.glob("tests/**/*.py"))
-DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/*.md"), *ROOT.glob(".github/**/*.md")]
+DOCUMENTS = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/**/*.md"),
+    *ROOT.glob("packages/*/*.md"),
+    *ROOT.glob(".github/**/*.md"),
+]
 
 MAX_FILE, MAX_FUNCTION, MAX_DRIVER = 600, 60, 300
 
@@ -148,7 +153,9 @@ def test_nothing_imports_torch(path: Path) -> None:
 
 
 def test_no_file_is_longer_than_it_should_be() -> None:
-    limits = {path: MAX_DRIVER if path.name in ("driver.py", "contract.py") else MAX_FILE for path in [*SOURCES, *TESTS]}
+    limits = {
+        path: MAX_DRIVER if path.name in ("driver.py", "contract.py") else MAX_FILE for path in [*SOURCES, *TESTS]
+    }
     lengths = {path: len(path.read_text("utf-8").splitlines()) for path in limits}
     assert [(relative(path), lines) for path, lines in lengths.items() if lines > limits[path]] == []
 
@@ -167,7 +174,10 @@ def test_no_function_is_longer_than_it_should_be() -> None:
     "what, pattern",
     [
         ("a path of one machine", r"(?<![\w.\]])/(?:home|mnt|root|srv|Users|work)/\w"),
-        ("an index other than pip's own", r"--(?:extra-)?index-url|https?://[\w.-]*(?:artifact|mirror|nexus|registry)[\w.-]*/"),
+        (
+            "an index other than pip's own",
+            r"--(?:extra-)?index-url|https?://[\w.-]*(?:artifact|mirror|nexus|registry)[\w.-]*/",
+        ),
     ],
 )
 def test_no_file_knows_the_machine_it_was_written_on(what: str, pattern: str) -> None:
@@ -222,7 +232,18 @@ def test_a_session_with_an_attempt_fails_and_names_the_test(tmp_path: Path) -> N
     (tmp_path / "test_it.py").write_text(f"def test_innocent(): assert True\ndef test_guilty():\n    {attempt}")
     environment = {k: v for k, v in os.environ.items() if k not in (import_recorder.LOG, "PYTEST_XDIST_WORKER")}
     environment["PYTHONPATH"] = str(ROOT / "tests")
-    command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(tmp_path), "-p", "conftest", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(tmp_path),
+        "-p",
+        "conftest",
+        str(tmp_path),
+    ]
     result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout + result.stderr
     assert "2 passed" in result.stdout

@@ -64,7 +64,9 @@ def wheel_of(folder: Path, distribution: str) -> Path:
 
 
 def test_every_package_is_a_known_distribution(repository: Path) -> None:
-    assert sorted(path.parent.name for path in (repository / "packages").glob("*/pyproject.toml")) == sorted(DISTRIBUTIONS)
+    assert sorted(path.parent.name for path in (repository / "packages").glob("*/pyproject.toml")) == sorted(
+        DISTRIBUTIONS
+    )
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
@@ -104,7 +106,9 @@ def test_triton_is_a_requirement_of_its_compilers_alone(repository: Path) -> Non
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_python_versions_and_licence(repository: Path, distribution: str) -> None:
     stated = project(repository, distribution)
-    declared = [c.rpartition(" ")[2] for c in stated["classifiers"] if c.startswith("Programming Language :: Python :: 3.")]
+    declared = [
+        c.rpartition(" ")[2] for c in stated["classifiers"] if c.startswith("Programming Language :: Python :: 3.")
+    ]
     assert declared == ["3.10", "3.11", "3.12", "3.13"]
     assert stated["requires-python"] == ">=3.10"
     assert (stated["license"], stated["license-files"]) == ("Apache-2.0", ["LICENSE"])
@@ -148,7 +152,9 @@ def test_an_sdist_builds_the_same_wheel(built: Path, distribution: str, tmp_path
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_a_wheel_states_its_licence_and_drivers(repository: Path, built: Path, distribution: str) -> None:
     with zipfile.ZipFile(wheel_of(built, distribution)) as archive:
-        information = {Path(name).name: archive.read(name).decode() for name in archive.namelist() if ".dist-info/" in name}
+        information = {
+            Path(name).name: archive.read(name).decode() for name in archive.namelist() if ".dist-info/" in name
+        }
     assert information["LICENSE"] == (repository / "LICENSE").read_text("utf-8")
     drivers = project(repository, distribution).get("entry-points", {}).get("nbxtensor.drivers", {})
     assert all(f"{name} = {value}" in information["entry_points.txt"] for name, value in drivers.items())
