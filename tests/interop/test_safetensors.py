@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbxtensor.interop.safetensors as reader
-from nbxtensor.dtype import DTYPES, dtype
+from nbxtensor import host
+from nbxtensor.dtype import DTYPES, convert, dtype
 from nbxtensor.errors import ArgumentError, DTypeError, FileFormatError
 
 STORABLE = [d for d in DTYPES.values() if d.safetensors]
@@ -377,3 +379,70 @@ def test_data_begins_aligned_and_so_does_every_tensor(path):
         assert start % reader.DATA_ALIGNMENT == 0
         for entry in file.entries.values():
             assert entry.begin % entry.dtype.itemsize == 0
+
+
+# Upload
+
+
+def mapped(path, address: int) -> bool:
+    """Whether the address lies on a memory map of the file, by the kernel's own account."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, *_, name = line.split(maxsplit=5)
+        low, high = (int(end, 16) for end in span.split("-"))
+        if low <= address < high:
+            return name == str(path)
+    return False
+
+
+def test_load_leaves_tensors_on_the_map_of_a_host_device(path):
+    written = {"f": example("float32"), "h": example("bfloat16"), "i": np.arange(5), "b": np.array([True, False])}
+    reader.save(path, {**written, "empty": np.zeros((0, 2), np.float32)})
+    loaded = reader.load(path, "cpu")
+    gc.collect()
+    assert loaded["empty"].shape == (0, 2)
+    for name, array in written.items():
+        assert loaded[name].dtype.numpy == array.dtype and loaded[name].shape == array.shape
+        assert loaded[name].numpy().tobytes() == array.tobytes()
+        assert mapped(path, loaded[name].data_ptr())
+        with pytest.raises(ArgumentError, match="read-only"):
+            loaded[name].fill_(0)
+
+
+def test_load_converts_floats_alone(path):
+    floats = np.linspace(-3, 3, 2 * host.BLOCK).astype(np.float32)
+    reader.save(path, {"f": floats, "i": np.arange(5), "same": np.ones(3, np.float16)})
+    loaded = reader.load(path, "cpu", "float16")
+    assert [loaded[name].dtype for name in ("f", "i", "same")] == ["float16", "int64", "float16"]
+    assert loaded["f"].numpy().tobytes() == convert(floats, "float16").tobytes()
+    assert [mapped(path, loaded[name].data_ptr()) for name in ("f", "i", "same")] == [False, True, True]
+
+
+def test_load_copies_a_misaligned_tensor(path):
+    header = json.dumps({"a": tensor("F64", (3,), (0, 24))}).encode()
+    path.write_bytes(file_of(header + b" " * (-len(header) % 8 + 3), np.arange(3.0).tobytes()))
+    loaded = reader.load(path, "cpu")["a"]
+    assert loaded.numpy().tolist() == [0, 1, 2]
+    assert not mapped(path, loaded.data_ptr())
+
+
+def test_saves_tensors_of_a_device(path):
+    reader.save(path, {"f": example("bfloat16"), "t": np.arange(12).reshape(3, 4)})
+    loaded = reader.load(path, "cpu")
+    copy = path.with_name("copy")
+    reader.save(copy, {"f": loaded["f"], "t": loaded["t"].t()})
+    with reader.open(copy) as file:
+        assert file["f"].tobytes() == example("bfloat16").tobytes()
+        assert np.array_equal(file["t"], np.arange(12).reshape(3, 4).T)
+
+
+def test_refusals_of_load(path):
+    reader.save(path, {"a": np.arange(3)})
+    with pytest.raises(DTypeError, match=r"load: dtype=.*must be a floating dtype"):
+        reader.load(path, "cpu", "int8")
+    with pytest.raises(DTypeError, match="load: dtype='float33'"):
+        reader.load(path, "cpu", "float33")
+    with pytest.raises(ArgumentError, match="nowhere"):
+        reader.load(path, "nowhere")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(FileFormatError, match="truncated"):
+        reader.load(path, "cpu")
