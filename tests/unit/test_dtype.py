@@ -320,6 +320,19 @@ def test_result_type() -> None:
         result_type(uint8, 300)
 
 
+@pytest.mark.parametrize(
+    ("things", "expected"),
+    [
+        (("float8_e4m3fn", "float8_e5m2", "bfloat16"), "bfloat16"),  # not float32 by way of float16
+        (("uint64", "int8", "float16"), "float16"),
+        (("bool", "uint8", "int8", "uint16"), "int32"),
+        (("complex64", "bfloat16", "float64"), "complex128"),
+    ],
+)
+def test_result_type_of_several_dtypes(things: tuple[str, ...], expected: str) -> None:
+    assert {result_type(*order) for order in itertools.permutations(things)} == {expected}
+
+
 @given(st.lists(st.sampled_from([*ALL, True, 3, 0.5, 1j]), min_size=1, max_size=5), st.randoms())
 def test_result_type_does_not_depend_on_the_order(things: list[Any], random: Any) -> None:
     def attempt(things: list[Any]) -> Any:
