@@ -123,6 +123,28 @@ class CompileError(DeviceError):
         return type(self), (self.kernel, self.target, self.text)
 
 
+class KernelFault(DeviceError):
+    """A kernel failed while it ran: ``kernel``, the ``program`` of the grid that failed (x, y, z), and the ``cause``."""
+
+    def __init__(self, kernel: str, program: tuple[int, int, int], cause: str):
+        self.kernel, self.program, self.cause = kernel, program, cause
+        super().__init__(f"{kernel}: program {program}: {cause}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.kernel, self.program, self.cause)
+
+
+class MemoryFault(KernelFault):
+    """A kernel touched memory that is not its own: also the ``address``, and the ``parameter`` it comes from, or None."""
+
+    def __init__(self, kernel: str, program: tuple[int, int, int], cause: str, address: int, parameter: str | None = None):
+        self.address, self.parameter = address, parameter
+        super().__init__(kernel, program, cause)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.kernel, self.program, self.cause, self.address, self.parameter)
+
+
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 200 else text[:197] + "..."
