@@ -373,6 +373,8 @@ class NBXTensor:
         size = s.dtype.itemsize
         context = s.device.context
         context.copy_out(target.ctypes.data, source.ptr + low * size, target.nbytes, s.device.stream)
+        if s.device.suspect:
+            s.device.check()
         if target is not host:
             view = np.lib.stride_tricks.as_strided(target[-low:], s.shape, [n * size for n in s.strides], writeable=False)
             host[...] = view

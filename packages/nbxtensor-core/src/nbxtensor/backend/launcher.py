@@ -14,16 +14,17 @@ from typing import Any, NamedTuple, Union
 from nbxtensor.backend import runtime
 from nbxtensor.backend.contract import Artifact, Parameter, Variant
 from nbxtensor.backend.kernel_source import Kernel, KernelFunction, Scalar, TritonDType
-from nbxtensor.dtype import DType
-from nbxtensor.errors import DeviceError, DTypeError, LaunchRefused
-from nbxtensor.tensor import NBXTensor, Spec, Storage
+from nbxtensor.dtype import DType, int64
+from nbxtensor.errors import DeviceError, DTypeError, IndexOutOfRange, LaunchRefused
+from nbxtensor.tensor import NBXTensor, Spec, Storage, empty_for, spec
 
 _INT32 = range(-(1 << 31), 1 << 31)
 _lock = threading.RLock()
 
 
 class Ref(NamedTuple):
-    """A tensor or number of the call: ``kind`` "in" (argument), "out" (output), "work" (workspace) or "value" (number).
+    """A tensor or number of the call: ``kind`` "in" (argument), "out" (output), "work" (workspace), "value" (number) or
+    "status" (the device's status word, two int64: a fault code and the value at fault).
 
     ``dtype`` reads a tensor's memory as another dtype of the same width; ``type`` is the Triton type of a value.
     """
@@ -56,6 +57,34 @@ class Plan(NamedTuple):
     result: tuple[Ref, ...] | None = None
     written: tuple[int, ...] = ()
     ranges: Mapping[int, tuple[int, int, DType]] = {}
+
+
+_faults: list[tuple[str, str, str]] = []
+
+
+def fault(where: str, argument: str, rule: str) -> int:
+    """A new code that a kernel writes to the status word when a value of ``argument`` breaks ``rule``."""
+    _faults.append((where, argument, rule))
+    return len(_faults)
+
+
+def _fault_error(code: int, value: int) -> IndexOutOfRange:
+    where, argument, rule = _faults[code - 1]
+    return IndexOutOfRange(where, argument, value, rule)
+
+
+runtime.fault_error = _fault_error
+
+
+def _status(device: runtime.Device) -> NBXTensor:
+    """The device's status word, made at its first use."""
+    if device.status is None:
+        with _lock:
+            if device.status is None:
+                word = empty_for(spec(device, int64, (2,)))
+                device.context.fill(word.ptr, 0, word.nbytes, device.stream)
+                device.status = word
+    return device.status  # type: ignore[return-value]
 
 
 class Pointer(NamedTuple):
@@ -288,6 +317,9 @@ class _Generator:
         for value in values:
             if isinstance(value, Pointer):
                 ref = next(refs)
+                if ref.kind == "status":
+                    self.names["status"] = _status(self.device)
+                    self.lines.append("device.suspect = True")
                 pointers.append(self._tensor(ref))
                 texts.append(f"{pointers[-1]}_p" if ref.kind in ("out", "work") else f"{pointers[-1]}.ptr")
             elif isinstance(value, Ref):
@@ -311,14 +343,18 @@ class _Generator:
         dtype = value.dtype or view.dtype
         if dtype.triton is None:
             raise DTypeError("launch", "dtype", dtype, "kernels have no such element type")
-        return Pointer("*" + dtype.triton, self.aligned or value.kind in ("out", "work"))
+        return Pointer("*" + dtype.triton, self.aligned or value.kind != "in")
 
     def _spec(self, ref: Ref) -> Spec:
+        if ref.kind == "status":
+            return _status(self.device).spec
         source = {"in": self.inputs, "out": self.plan.outputs, "work": self.plan.work}[ref.kind]
         return source[ref.index]  # type: ignore[no-any-return]
 
     @staticmethod
     def _tensor(ref: Ref) -> str:
+        if ref.kind == "status":
+            return "status"
         return {"in": "x", "out": "o", "work": "w"}[ref.kind] + str(ref.index)
 
 

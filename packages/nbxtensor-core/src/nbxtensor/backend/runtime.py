@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from nbxtensor.backend import install_help, registry
 from nbxtensor.backend.contract import Context, DeviceInfo, Driver
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 DEVICE_VARIABLE = "NBXTENSOR_DEVICE"
 
 _HOST_TYPES = frozenset({"cpu", "meta"})
+#: Makes the error of a fault code and value; set by the launcher, which knows the codes.
+fault_error: Callable[[int, int], Exception]
+
 _lock = threading.RLock()
 _open: dict[tuple[str, int], Device] = {}
 _local = threading.local()
@@ -33,7 +38,7 @@ class Device:
     device file), ``stream`` (None: the context's own ordered stream), ``prepared`` (kernels loaded so far, by variant).
     """
 
-    __slots__ = ("name", "type", "index", "driver", "context", "info", "pool", "stream", "prepared", "closed", "_facts")
+    __slots__ = ("name", "type", "index", "driver", "context", "info", "pool", "stream", "prepared", "closed", "status", "suspect", "_facts")
 
     def __init__(self, driver: Driver, ordinal: int = 0):
         self.driver, self.type, self.index = driver, driver.device_type, ordinal
@@ -44,6 +49,8 @@ class Device:
         self.stream: int | None = None
         self.prepared: dict[Any, Any] = {}
         self.closed = False
+        self.status: Any = None  # two int64 on the device: the code and the value of a data-dependent fault
+        self.suspect = False  # a kernel that may write the status word ran since it was last read
         self._facts: Facts | None = None
 
     @property
@@ -58,6 +65,17 @@ class Device:
     def synchronize(self) -> None:
         """Waits for all work of the device's stream; reports the faults of its kernels."""
         self.context.synchronize(self.stream)
+        if self.suspect:
+            self.check()
+
+    def check(self) -> None:
+        """Raises the error that a kernel left in the status word (an index out of range, say), and clears the word."""
+        self.suspect = False
+        word = np.zeros(2, np.int64)
+        self.context.copy_out(word.ctypes.data, self.status.ptr, word.nbytes, self.stream)
+        if word[0]:
+            self.context.fill(self.status.ptr, 0, word.nbytes, self.stream)
+            raise fault_error(int(word[0]), int(word[1]))
 
     def close(self) -> None:
         """Closes the context and frees its memory; tensors on it must not be used any more. Idempotent."""
@@ -140,7 +158,7 @@ def default_device() -> Device:
     named = os.environ.get(DEVICE_VARIABLE)
     found = device(named) if named else _best_gpu()
     if found is None:
-        refusal = install_help.refusal()
+        refusal = install_help.refusal(registry.refusals())
         if refusal is not None:
             raise refusal
         found = device("cpu")
@@ -170,8 +188,7 @@ def _best_gpu() -> Device | None:
 def _first_that_opens(name: str, entries: list[registry.Entry], index: int | None) -> Device:
     refusals: list[tuple[str, Unavailable]] = []
     for entry in entries:
-        if entry.driver is None:
-            raise Unavailable("broken", f"driver {entry.name!r} of {entry.distribution} failed to load") from entry.error
+        driver = registry.load(entry)
         infos = registry.probe(entry)
         if isinstance(infos, Unavailable):
             refusals.append((entry.name, infos))
@@ -179,10 +196,10 @@ def _first_that_opens(name: str, entries: list[registry.Entry], index: int | Non
         if index is not None and index not in {info.ordinal for info in infos}:
             rule = f"driver {entry.name} has {len(infos)} device(s), numbered from 0"
             raise ArgumentError("device", "name", name, rule)
-        return _opened(entry.driver, index if index is not None else infos[0].ordinal)
+        return _opened(driver, index if index is not None else infos[0].ordinal)
     if len(refusals) == 1:
         raise refusals[0][1]
-    detail = "; ".join(f"{driver}: {refusal.reason}: {refusal.detail}" for driver, refusal in refusals)
+    detail = "; ".join(f"{refused}: {refusal.reason}: {refusal.detail}" for refused, refusal in refusals)
     raise Unavailable(refusals[0][1].reason, detail, refusals[0][1].fix) from refusals[0][1]
 
 
@@ -227,7 +244,7 @@ def gpu_runtime() -> Device:
         return chosen
     found = _best_gpu()
     if found is None:
-        raise install_help.refusal() or Unavailable("no device", "no GPU is on the PCI bus", install_help.GENERAL_FIX)
+        raise install_help.refusal(registry.refusals()) or Unavailable("no device", "no GPU is on the PCI bus", install_help.GENERAL_FIX)
     return found
 
 

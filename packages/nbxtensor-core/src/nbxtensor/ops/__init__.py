@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from nbxtensor.ops import copying as copying
-from nbxtensor.ops import creation as creation
-from nbxtensor.ops import elementwise as elementwise
-from nbxtensor.ops.copying import cast, cat, clone, contiguous, copy_, fill_, reshape, stack, to
+from nbxtensor.ops.copying import (
+    cast,
+    cat,
+    clone,
+    contiguous,
+    copy_,
+    fill_,
+    reshape,
+    stack,
+    to,
+)
 from nbxtensor.ops.creation import (
     arange,
     empty,
@@ -53,7 +60,92 @@ from nbxtensor.ops.elementwise import (
     tanh,
     where,
 )
+from nbxtensor.ops.indexing import (
+    embedding,
+)
+from nbxtensor.ops.normalization import (
+    layer_norm,
+    log_softmax,
+    rms_norm,
+    softmax,
+)
+from nbxtensor.ops.reduction import (
+    all,
+    amax,
+    amin,
+    any,
+    argmax,
+    argmin,
+    mean,
+    prod,
+    sum,
+)
 
 __all__ = [
-    name for name, value in list(globals().items()) if not name.startswith("_") and getattr(value, "__module__", "").startswith("nbxtensor.ops.")
+    "abs",
+    "add",
+    "all",
+    "amax",
+    "amin",
+    "any",
+    "arange",
+    "argmax",
+    "argmin",
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_xor",
+    "cast",
+    "cat",
+    "clone",
+    "contiguous",
+    "copy_",
+    "div",
+    "embedding",
+    "empty",
+    "empty_like",
+    "eq",
+    "erf",
+    "exp",
+    "fill_",
+    "floor_divide",
+    "full",
+    "full_like",
+    "ge",
+    "gelu",
+    "gt",
+    "layer_norm",
+    "le",
+    "log",
+    "log_softmax",
+    "logical_not",
+    "lt",
+    "masked_fill",
+    "maximum",
+    "mean",
+    "minimum",
+    "mul",
+    "ne",
+    "neg",
+    "ones",
+    "ones_like",
+    "prod",
+    "relu",
+    "remainder",
+    "reshape",
+    "rms_norm",
+    "rsqrt",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "sqrt",
+    "stack",
+    "sub",
+    "sum",
+    "tanh",
+    "tensor",
+    "to",
+    "where",
+    "zeros",
+    "zeros_like",
 ]

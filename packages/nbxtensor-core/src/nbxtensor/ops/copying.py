@@ -87,10 +87,12 @@ def contiguous(x: NBXTensor) -> NBXTensor:
     return x if x.spec.contiguous else clone(x)
 
 
-def reshape(x: NBXTensor, *shape: Any) -> NBXTensor:
-    """The elements in C order under another shape (one size may be -1): a view where the strides allow, else a copy."""
-    sizes = shape[0] if len(shape) == 1 and not hasattr(shape[0], "__index__") else shape
-    new = _shape.resolve_shape(sizes, x.size, where="reshape")
+def reshape(x: NBXTensor, shape: int | Sequence[int], *more: int) -> NBXTensor:
+    """The elements in C order under another shape (one size may be -1): a view where the strides allow, else a copy.
+
+    The sizes are given as one sequence or one by one.
+    """
+    new = _shape.resolve_shape((shape, *more) if more else shape, x.size, where="reshape")
     return x.view(new) if _shape.view_strides(x.shape, x.strides, new) is not None else clone(x).view(new)
 
 
@@ -223,23 +225,25 @@ _ALL = tuple(DTYPES)
 _SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (7,), (3, 4), (3, 0, 2), (2, 3, 5), (70, 129))
 
 
-def _entry(name: str, function: Any, exact: Any, samples: Any, errors: Any, methods: dict[str, Any], out: Any) -> None:
-    register(Operator(name, "copy", function, _ALL, out, exact, samples, errors, ROUNDING, elementwise_cost, methods))
+def _entry(
+    name: str, function: Any, operand: str, exact: Any, samples: Any, errors: Any, methods: dict[str, Any], out: Any
+) -> None:
+    register(Operator(name, "copy", function, (operand,), _ALL, out, exact, samples, errors, ROUNDING, elementwise_cost, methods))
 
 
 _same = lambda dtype, **_: dtype  # noqa: E731 - a rule of the table
 _entry(
-    "cast", cast, oracle.cast,
+    "cast", cast, "x", oracle.cast,
     lambda: [Sample((Input(s),), {"dtype": d}) for s in ((5,), (3, 4)) for d in _ALL if d not in ("complex64", "complex128")],
     lambda: [ErrorSample((Input((2,)),), {"dtype": "float31"}, DTypeError, "float31"),
              ErrorSample((Input((2,)),), {"dtype": "float32"}, DTypeError, "real", "complex64")],
     {"to": to, "type_as": lambda self, other: cast(self, other.dtype), **_casts()}, lambda d, dtype: _dtype(dtype),
 )  # fmt: skip
-_entry("clone", clone, oracle.same, lambda: [Sample((Input(s),)) for s in _SHAPES], lambda: [], {"clone": clone}, _same)
-_entry("contiguous", contiguous, oracle.same, lambda: [Sample((Input(s),)) for s in _SHAPES], lambda: [],
+_entry("clone", clone, "x", oracle.same, lambda: [Sample((Input(s),)) for s in _SHAPES], lambda: [], {"clone": clone}, _same)
+_entry("contiguous", contiguous, "x", oracle.same, lambda: [Sample((Input(s),)) for s in _SHAPES], lambda: [],
        {"contiguous": contiguous}, _same)  # fmt: skip
 _entry(
-    "reshape", reshape, oracle.reshape,
+    "reshape", reshape, "x", oracle.reshape,
     lambda: [Sample((Input(s),), {"shape": n}) for s, n in
              (((6,), (2, 3)), ((3, 4), (-1,)), ((2, 3, 5), (5, -1)), ((0, 3), (3, 0)), ((), (1, 1)), ((1,), ()))],
     lambda: [ErrorSample((Input((6,)),), {"shape": (4,)}, ShapeError, "6"),
@@ -247,7 +251,7 @@ _entry(
     {"reshape": reshape, "copy_": copy_, "fill_": fill_, "__setitem__": assign}, _same,
 )  # fmt: skip
 _entry(
-    "cat", cat, oracle.cat,
+    "cat", cat, "tensors", oracle.cat,
     lambda: [Sample(((Input(a), Input(b)),), {"dim": d}) for a, b, d in
              (((2, 3), (4, 3), 0), ((2, 3), (2, 1), -1), ((0,), (3,), 0), ((2, 0, 3), (2, 5, 3), 1), ((0,), (2, 2), 0))],
     lambda: [ErrorSample(((Input((2, 3)), Input((2, 4))),), {"dim": 0}, ShapeError, "must match"),
@@ -256,7 +260,7 @@ _entry(
     {}, _same,
 )  # fmt: skip
 _entry(
-    "stack", stack, oracle.stack,
+    "stack", stack, "tensors", oracle.stack,
     lambda: [Sample(((Input(s), Input(s), Input(s)),), {"dim": d}) for s, d in (((), 0), ((4,), -1), ((2, 3), 1), ((0, 2), 0))],
     lambda: [ErrorSample(((Input((2,)), Input((3,))),), {}, ShapeError, "must have the shape")],
     {}, _same,

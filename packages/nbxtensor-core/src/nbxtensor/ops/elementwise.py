@@ -118,7 +118,7 @@ def _unary(
     function.__annotations__ = {"x": NBXTensor, "return": NBXTensor}
     register(
         Operator(
-            name, "unary", function, tuple(dtypes), out, exact,
+            name, "unary", function, ("x",), tuple(dtypes), out, exact,
             lambda: [Sample((Input(s),)) for s in _SHAPES],
             lambda: _unary_errors(dtypes),
             tolerance or ROUNDING,
@@ -167,7 +167,7 @@ def _binary(
     number = 3 if dtypes[0] in INTS or dtypes[0] in BOOL else 1.5
     register(
         Operator(
-            name, "binary", function, tuple(dtypes), out, exact,
+            name, "binary", function, ("a", "b"), tuple(dtypes), out, exact,
             lambda: [Sample((Input(s), Input(t))) for s, t in _PAIRS]
             + [Sample((Input((3, 4)), number)), Sample((number, Input((5,))))],
             lambda: _binary_errors(dtypes),
@@ -286,7 +286,7 @@ def gelu(x: NBXTensor, approximate: str = "none") -> NBXTensor:
 
 register(
     Operator(
-        "gelu", "unary", gelu, FLOATS, lambda d, **_: d, oracle.gelu,
+        "gelu", "unary", gelu, ("x",), FLOATS, lambda d, **_: d, oracle.gelu,
         lambda: [Sample((Input(s),), {"approximate": a}) for s in _SHAPES for a in ("none", "tanh")],
         lambda: [
             ErrorSample((Input((2,)),), {"approximate": "sigmoid"}, ValueError, 'must be "none" or "tanh"'),
@@ -326,7 +326,7 @@ def _where_method(self: NBXTensor, condition: NBXTensor, other: Operand) -> NBXT
 
 register(
     Operator(
-        "where", "ternary", where, (*_NUMBERS, *BOOL, *FLOAT8), lambda d: d, oracle.where,
+        "where", "ternary", where, ("condition", "a", "b"), (*_NUMBERS, *BOOL, *FLOAT8), lambda d: d, oracle.where,
         lambda: [Sample((Input(c, "bool"), Input(s), Input(t))) for c, s, t in
                  (((), (), ()), ((7,), (7,), (7,)), ((3, 1), (4,), (2, 1, 1)), ((0,), (1,), (0,)), ((64, 33), (33,), ()))]
         + [Sample((Input((3, 4), "bool"), Input((3, 4)), 1)), Sample((Input((3, 4), "bool"), 0, Input((4,))))],
@@ -369,7 +369,7 @@ def masked_fill(x: NBXTensor, mask: NBXTensor, value: Operand) -> NBXTensor:
 
 register(
     Operator(
-        "masked_fill", "ternary", masked_fill, (*_NUMBERS, *BOOL, *FLOAT8), lambda d: d, oracle.masked_fill,
+        "masked_fill", "ternary", masked_fill, ("x", "mask", "value"), (*_NUMBERS, *BOOL, *FLOAT8), lambda d: d, oracle.masked_fill,
         lambda: [Sample((Input(s), Input(m, "bool"), 1)) for s, m in
                  (((), ()), ((7,), (7,)), ((3, 4), (4,)), ((3, 0), (3, 1)), ((2, 3, 5), (3, 1)))]
         + [Sample((Input((3, 4)), Input((3, 4), "bool"), Input(())))],

@@ -97,7 +97,7 @@ COMPLEX: tuple[str, ...] = ("complex64", "complex128")
 class Operator(NamedTuple):
     """An operator of the table.
 
-    ``function`` is what users call. ``dtypes`` are what the samples' main dtype may be. ``oracle`` takes the sample's
+    ``function`` is what users call; ``operands`` are the parameters that a sample's operands are for. ``dtypes`` are what the samples' main dtype may be. ``oracle`` takes the sample's
     operands as numpy arrays (floats as float64, integers as they are) and its parameters, and gives the exact result, as
     float64 or integers; where the result depends on the dtype it is asked for ``dtype``. ``out_dtype(dtype, **params)`` and
     ``out_shape(shapes, **params)`` state the rules. ``methods`` are bound on `NBXTensor`. ``cost(inputs, outputs,
@@ -107,6 +107,7 @@ class Operator(NamedTuple):
     name: str
     family: str
     function: Callable[..., Any]
+    operands: tuple[str, ...]
     dtypes: tuple[str, ...]
     out_dtype: Callable[..., DType]
     oracle: Callable[..., Any]

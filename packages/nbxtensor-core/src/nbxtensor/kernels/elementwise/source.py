@@ -5,16 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nbxtensor.kernels.elementwise.convert import convert
+from nbxtensor.kernels.convert import convert
+from nbxtensor.kernels.offsets import offsets
 
 
 @triton.jit
-def _operand(p, offsets, mask, SCALAR: tl.constexpr, COMPUTE: tl.constexpr):
+def _operand(p, at, mask, SCALAR: tl.constexpr, COMPUTE: tl.constexpr):
     """A tile of a tensor operand, or a number, in the compute dtype (None: as it is)."""
     if SCALAR:
-        value = tl.full(offsets.shape, p, p.dtype)
+        value = tl.full(at.shape, p, p.dtype)
     else:
-        value = tl.load(p + offsets, mask=mask, other=0)
+        value = tl.load(p + at, mask=mask, other=0)
     if COMPUTE is not None:
         value = convert(value, COMPUTE, False)
     return value
@@ -45,20 +46,6 @@ def flat(out, a, b, c, n, OP: tl.constexpr, ARITY: tl.constexpr, SCALARS: tl.con
 
 
 @triton.jit
-def _offsets(linear, shape, strides, NDIM: tl.constexpr):
-    """Element offsets of the row-major positions ``linear`` under ``strides``."""
-    offsets = linear * 0
-    for k in tl.static_range(NDIM):
-        d: tl.constexpr = NDIM - 1 - k
-        if d == 0:
-            offsets += linear * strides[d]
-        else:
-            offsets += (linear % shape[d]) * strides[d]
-            linear = linear // shape[d]
-    return offsets
-
-
-@triton.jit
 def strided(out, a, b, c, n, shape, so, sa, sb, sc, NDIM: tl.constexpr, OP: tl.constexpr, ARITY: tl.constexpr,
             SCALARS: tl.constexpr, COMPUTE: tl.constexpr, FIRST: tl.constexpr, SATURATE: tl.constexpr,
             BLOCK: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
@@ -67,14 +54,14 @@ def strided(out, a, b, c, n, shape, so, sa, sb, sc, NDIM: tl.constexpr, OP: tl.c
     if WIDE:
         program = program.to(tl.int64)
     i = program * BLOCK + tl.arange(0, BLOCK)
-    oo = _offsets(i, shape, so, NDIM)
+    oo = offsets(i, shape, so, NDIM)
     oa = oo
     ob = oo
     oc = oo
     if not SCALARS & 1:
-        oa = _offsets(i, shape, sa, NDIM)
+        oa = offsets(i, shape, sa, NDIM)
     if ARITY >= 2 and not SCALARS & 2:
-        ob = _offsets(i, shape, sb, NDIM)
+        ob = offsets(i, shape, sb, NDIM)
     if ARITY >= 3 and not SCALARS & 4:
-        oc = _offsets(i, shape, sc, NDIM)
+        oc = offsets(i, shape, sc, NDIM)
     _apply(out, a, b, c, oo, oa, ob, oc, i < n, OP, ARITY, SCALARS, COMPUTE, FIRST, SATURATE)
