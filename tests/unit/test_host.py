@@ -10,19 +10,19 @@ import threading
 import numpy as np
 import pytest
 
-from nbxtensor import dtype as dtypes
 from nbxtensor import host
+from nbxtensor.dtype import DTYPES, convert
 from nbxtensor.errors import ArgumentError, DTypeError, ShapeError
 
 LONG = 2 * host.BLOCK + 12347  # three blocks, the last one partial; a multiple of 5
 
 
-def numbers(dtype: str, count: int = LONG) -> np.ndarray:
+def numbers(name: str, count: int = LONG) -> np.ndarray:
     """Random bit patterns of a dtype: NaN, infinities and subnormals are among them."""
     rng = np.random.default_rng(7)
-    if dtype == "bool":
+    if name == "bool":
         return rng.integers(0, 2, count, np.uint8).view(np.bool_)
-    target = dtypes.dtype(dtype).numpy
+    target = DTYPES[name].numpy
     return rng.integers(0, 256, count * target.itemsize, np.uint8).view(target)
 
 
@@ -55,7 +55,7 @@ def cores(monkeypatch):
 def test_bits_do_not_depend_on_the_number_of_cores(cores, source, target, count):
     cores(count)
     array = numbers(source)
-    expected = dtypes.convert(array, target)
+    expected = convert(array, target)
     result = host.convert(array, target)
     assert result.dtype == expected.dtype
     assert result.tobytes() == expected.tobytes()
@@ -72,7 +72,7 @@ def test_convert_keeps_shape_and_writes_into_out(cores):
     array = numbers("float32").reshape(5, -1)
     out = np.empty(array.shape, np.float16)
     assert host.convert(array, "float16", out) is out
-    assert out.tobytes() == dtypes.convert(array, "float16").tobytes()
+    assert out.tobytes() == convert(array, "float16").tobytes()
     same = np.empty_like(array)
     host.convert(array, "float32", same)
     assert same.tobytes() == array.tobytes()
@@ -85,7 +85,7 @@ VIEWS = [lambda a: a[::2], lambda a: a.reshape(5, -1).T, lambda a: a[:3], lambda
 @pytest.mark.parametrize("view", VIEWS)
 def test_convert_takes_any_strides_and_sizes(view):
     array = view(numbers("float32"))
-    assert host.convert(array, "bfloat16").tobytes() == dtypes.convert(array, "bfloat16").tobytes()
+    assert host.convert(array, "bfloat16").tobytes() == convert(array, "bfloat16").tobytes()
 
 
 def test_convert_where_out_overlaps_its_source(cores):
@@ -170,6 +170,7 @@ FORK = """
 import os, sys, threading
 import numpy as np
 from nbxtensor import host
+from nbxtensor.dtype import DTYPES, convert
 host.core_count = lambda: 2
 array = np.arange(3 * host.BLOCK, dtype=np.float32)
 before = host.convert(array, "int32")
