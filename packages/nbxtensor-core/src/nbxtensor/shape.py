@@ -292,12 +292,12 @@ def _slice(item: slice, size: int, axis: int, where: str) -> tuple[int, int, int
 def _integer(item: Any, size: int, axis: int, where: str) -> int:
     """The position, from the front, that an integer names on an axis."""
     argument = f"key[axis {axis}]"
-    if isinstance(item, bool):
+    if isinstance(item, bool) or getattr(item, "dtype", None) == "bool":
         raise ShapeError(where, argument, item, "a boolean is no index; for a mask use where or masked_fill")
     try:
         position = index(item)
     except TypeError:
-        rule = "must be an integer, slice, Ellipsis or None; for lists and tensors see index_select, for masks where"
+        rule = "must be an integer, slice, Ellipsis or None; for lists and tensors see index_select"
         raise ShapeError(where, argument, item, rule) from None
     if not -size <= position < size:
         rule = f"must lie in {-size}..{size - 1}, the axis has size {size}" if size else "the axis has size 0"
