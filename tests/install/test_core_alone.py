@@ -18,10 +18,10 @@ def test_there_is_no_triton_here() -> None:
 
 
 def test_dtypes_and_shapes() -> None:
-    from nbxtensor import dtype, shape
+    from nbxtensor.shape import broadcast_shapes
 
-    assert dtype.result_type("float16", "bfloat16") == "float32"
-    assert shape.broadcast_shapes((2, 1), (3,)) == (2, 3)
+    assert nbx.result_type("float16", "bfloat16") == "float32"
+    assert broadcast_shapes((2, 1), (3,)) == (2, 3)
 
 
 def test_only_the_drivers_of_core() -> None:
