@@ -19,7 +19,7 @@ from typing import Any
 
 from nbxtensor.backend.contract import DRIVER_API, Artifact, Bound, Capabilities, DeviceInfo, Variant
 from nbxtensor.backend.reference.memory import AddressSpace, Block, foreign, owned
-from nbxtensor.errors import ArgumentError, DeviceError, LaunchRefused, OutOfMemory, Unavailable
+from nbxtensor.errors import ArgumentError, CompileError, DeviceError, LaunchRefused, OutOfMemory, Unavailable
 
 _UNLIMITED = 2**31 - 1  # what a 32-bit launch parameter holds
 
@@ -195,6 +195,9 @@ class ReferenceContext:
         from nbxtensor.backend.reference.interpreter import InterpretedKernel
 
         self._require_open("compile")
+        if dict(variant.options).get("launch_cooperative_grid"):
+            why = "launch_cooperative_grid: programs run one after another here and cannot wait for each other"
+            raise CompileError(variant.kernel.name, "reference", why)
         InterpretedKernel(variant)
         return Artifact("python", variant.kernel.name, variant, variant.parameters, {})
 

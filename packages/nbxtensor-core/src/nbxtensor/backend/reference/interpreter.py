@@ -22,7 +22,7 @@ _DTYPES = {"i": "int", "u": "uint"}
 
 
 class InterpretedKernel:
-    """A variant, ready to run. Raises `CompileError`, and `LaunchRefused` where parameters and signature differ."""
+    """A variant, ready to run. Raises `CompileError`, also where parameters and signature differ."""
 
     def __init__(self, variant: Variant):
         self.name = variant.kernel.name
@@ -80,7 +80,8 @@ class InterpretedKernel:
         unknown = sorted(given - set(signature))
         missing = [n for n, p in signature.items() if n not in given and p.default is inspect.Parameter.empty]
         if unknown or missing:
-            raise LaunchRefused(self.name, f"parameters {unknown} are not the function's; it lacks {missing}")
+            why = f"parameters {unknown} are not the function's; it lacks {missing}"
+            raise CompileError(self.name, "reference", why)
 
 
 class _Argument:
