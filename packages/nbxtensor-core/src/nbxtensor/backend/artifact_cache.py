@@ -1,7 +1,7 @@
 """The disk cache of compiled kernels: one file an entry, beside Triton's own cache.
 
-A stock ``triton.compile`` names its entries by a hash over every file of the installation: half a second a process, even
-when the entry exists. An installed wheel lists those hashes in its RECORD, and entries here are named by that.
+A stock ``triton.compile`` names its entries by a hash over every file of the installation: half a second a process,
+even when the entry exists. An installed wheel lists those hashes in its RECORD; entries here are named by that.
 """
 
 from __future__ import annotations

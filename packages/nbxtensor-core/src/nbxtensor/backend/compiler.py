@@ -6,10 +6,10 @@ compile of a process finds it in milliseconds.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import re
-import threading
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -119,25 +119,15 @@ def ast_source(variant: Variant, target: Any) -> Any:
     return ASTSource(function, signature, constexprs, attributes)
 
 
-@functools.lru_cache(maxsize=1)
-def _warm_once() -> threading.Thread:
-    thread = threading.Thread(target=_warm, name="nbxtensor-prewarm", daemon=True)
-    thread.start()
-    return thread
+def prewarm() -> None:
+    """Imports Triton and reads its installation, which the first compile would else do; made for a thread of its own.
 
-
-def prewarm() -> threading.Thread:
-    """Starts importing Triton and reading its installation in a daemon thread, once a process; the thread."""
-    return _warm_once()
-
-
-def _warm() -> None:
-    try:
+    Raises nothing: whatever is broken, the first compile meets it again and raises it to its caller.
+    """
+    with contextlib.suppress(Exception):
         from triton.compiler import ASTSource  # noqa: F401  (the import is the work)
 
         artifact_cache.toolchain_key()
-    except Exception:  # whatever is broken here, the first compile meets it again and raises it to its caller
-        return
 
 
 def _constant(value: Any) -> Any:
