@@ -117,9 +117,9 @@ def test_a_missing_file_names_what_was_asked_for() -> None:
     for wrong in ("hopper", "nvidia/hopper.yml", "../cpu/reference", "nvidia/../cpu/reference", "", 3):
         with pytest.raises(ArgumentError, match="vendor"):
             device_files.load(wrong)  # type: ignore[arg-type]
-    for wrong in ("", None, 90):
+    for architecture in ("", None, 90):
         with pytest.raises(ArgumentError):
-            device_files.for_arch(wrong)  # type: ignore[arg-type]
+            device_files.for_arch(architecture)  # type: ignore[arg-type]
 
 
 def test_a_file_inherits_facts_and_states_its_own(write: Write) -> None:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from typing import IO, Any, NamedTuple
 
-_LAST_LINES = 5
+_LINES = 6
 _AFTER_KILL = 5.0  # seconds that the system gets to end a killed process
 
 
@@ -82,8 +82,10 @@ def _json(output: IO[bytes]) -> dict[str, Any] | None:
 
 
 def _tail(errors: IO[bytes]) -> str:
-    """The last lines that the child wrote to standard error."""
+    """The telling lines of what the child wrote to standard error: the last ones, or where it was when it crashed."""
     size = errors.seek(0, os.SEEK_END)
-    errors.seek(max(0, size - 4000))
+    errors.seek(max(0, size - 20000))
     lines = [line for line in errors.read().decode("utf-8", "replace").splitlines() if line.strip()]
-    return "".join(f"\n{line}" for line in lines[-_LAST_LINES:])
+    crash = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
+    shown = lines[-_LINES:] if crash is None else lines[max(0, crash - 2) : crash + _LINES]
+    return "".join(f"\n{line}" for line in shown)
