@@ -46,7 +46,8 @@ ROOMS = (
     ("program",),
     ("tuning",),
     ("",),  # nbxtensor/__init__.py
-    ("conformance",),
+    ("conformance", "doctor"),
+    ("doctor",),
     ("__main__",),
 )
 # What a vendor's package may import of core, besides itself.
