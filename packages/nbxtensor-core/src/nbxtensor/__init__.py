@@ -21,7 +21,6 @@ from nbxtensor.dtype import (
     bool_,
     complex64,
     complex128,
-    dtype,
     float8_e4m3fn,
     float8_e5m2,
     float16,

@@ -205,6 +205,27 @@ class NBXTensor:
             raise DTypeError("view", "dtype", dtype, rule)
         return _alias(self, spec(self.spec.device, dtype, self.spec.shape, self.spec.strides))
 
+    def view_as_real(self) -> NBXTensor:
+        """A complex tensor as pairs of floats: a last dimension of size 2 with the real and the imaginary part."""
+        s = self.spec
+        half = self._half("view_as_real")
+        return _alias(self, spec(s.device, half, (*s.shape, 2), (*(2 * n for n in s.strides), 1)))
+
+    @property
+    def real(self) -> NBXTensor:
+        """The real part, a view; a tensor of real numbers itself."""
+        return self.view_as_real()[..., 0] if self.is_complex() else self
+
+    @property
+    def imag(self) -> NBXTensor:
+        """The imaginary part of a complex tensor, a view."""
+        return self.view_as_real()[..., 1]
+
+    def _half(self, where: str) -> DType:
+        if not self.is_complex():
+            raise DTypeError(where, "self", self.dtype, "must be complex")
+        return _dtype("float32" if self.dtype == "complex64" else "float64")
+
     def permute(self, *dims: Any) -> NBXTensor:
         """Dimensions in the given order; every dimension once."""
         order = _shape.normalize_axes(_sizes(dims), self.ndim, where="permute", argument="dims")

@@ -26,12 +26,11 @@ class Ref(NamedTuple):
     """A tensor or number of the call: ``kind`` "in" (argument), "out" (output), "work" (workspace), "value" (number) or
     "status" (the device's status word, two int64: a fault code and the value at fault).
 
-    ``dtype`` reads a tensor's memory as another dtype of the same width; ``type`` is the Triton type of a value.
+    ``type`` is the Triton type of a value.
     """
 
     kind: str
     index: int
-    dtype: DType | None = None
     type: str = ""
 
 
@@ -339,8 +338,7 @@ class _Generator:
     def _argument(self, value: Argument) -> Any:
         if not isinstance(value, Ref) or value.kind == "value":
             return value
-        view = self._spec(value)
-        dtype = value.dtype or view.dtype
+        dtype = self._spec(value).dtype
         if dtype.triton is None:
             raise DTypeError("launch", "dtype", dtype, "kernels have no such element type")
         return Pointer("*" + dtype.triton, self.aligned or value.kind != "in")

@@ -15,12 +15,12 @@ def convert(x, TO: tl.constexpr, SATURATE: tl.constexpr):
         return x
     elif TO == tl.int1:
         return x != 0
+    elif TO.is_fp8():
+        return _to_float8(x, TO, SATURATE)
     elif x.dtype == tl.int1:
         return x.to(tl.int32).to(TO)
     elif TO.is_int() and x.dtype.is_floating():
         return _to_integer(x, TO)
-    elif TO.is_fp8():
-        return _to_float8(x, TO, SATURATE)
     elif TO == tl.float16 and SATURATE:
         return _to_float16(x)
     elif TO == tl.bfloat16 and not (x.dtype.is_floating() and x.dtype.primitive_bitwidth <= 32):
@@ -67,6 +67,8 @@ def _to_float16(x):
 @triton.jit
 def _to_float8(x, TO: tl.constexpr, SATURATE: tl.constexpr):
     """Nearest even by arithmetic on the bits of the float32 value, the same on devices with and without float8 units."""
+    if x.dtype == tl.int1:
+        x = x.to(tl.int32)
     x = x.to(tl.float32)
     mantissa: tl.constexpr = 3 if TO == tl.float8e4nv else 2
     smallest: tl.constexpr = -6 if TO == tl.float8e4nv else -14  # exponent of the smallest normal number

@@ -15,13 +15,13 @@ from nbxtensor.ops.copying import (
 )
 from nbxtensor.ops.creation import (
     arange,
+    asarray,
     empty,
     empty_like,
     full,
     full_like,
     ones,
     ones_like,
-    tensor,
     zeros,
     zeros_like,
 )
@@ -91,6 +91,7 @@ __all__ = [
     "arange",
     "argmax",
     "argmin",
+    "asarray",
     "bitwise_and",
     "bitwise_not",
     "bitwise_or",
@@ -143,7 +144,6 @@ __all__ = [
     "sub",
     "sum",
     "tanh",
-    "tensor",
     "to",
     "where",
     "zeros",

@@ -7,59 +7,34 @@ from typing import Any
 
 from nbxtensor import shape as _shape
 from nbxtensor.backend import runtime
-from nbxtensor.backend.launcher import Plan, Ref
-from nbxtensor.dtype import DTYPES, DType, DTypeLike, complex128, int64, promote_scalar, result_type
+from nbxtensor.backend.launcher import Plan, Ref, Step
+from nbxtensor.dtype import DTYPES, DType, DTypeLike, promote_scalar, result_type
 from nbxtensor.dtype import dtype as _dtype
 from nbxtensor.errors import ArgumentError, DTypeError, ShapeError
 from nbxtensor.kernels import elementwise as kernel
 from nbxtensor.ops.dispatch import Dispatcher, Number
 from nbxtensor.ops.oracles import copying as oracle
-from nbxtensor.ops.table import ROUNDING, ErrorSample, Input, Operator, Sample, elementwise_cost, register
+from nbxtensor.ops.table import COMPLEX, ROUNDING, ErrorSample, Input, Operator, Sample, elementwise_cost, register
 from nbxtensor.tensor import NBXTensor, Spec, empty_for, from_numpy, spec
 
 
-def _moved_as(dtype: DType) -> DType | None:
-    """Complex numbers are moved as integers of their width, which kernels have."""
-    return int64 if dtype == "complex64" else None
-
-
-def _copy_step(where: str, out: tuple[Ref, Spec], source: tuple[Ref, Spec]) -> list[Any]:
-    """The launches that convert ``source``, broadcast, into ``out``."""
-    (_, target), (_, given) = out, source
-    if target.dtype.kind == "complex" or given.dtype.kind == "complex":
-        if given.dtype.kind == "complex" and target.dtype.kind != "complex":
-            raise DTypeError(where, "dtype", target.dtype, f"{given.dtype} has no conversion to real numbers; take real or imag")
-        if target.dtype is not given.dtype:
-            raise DTypeError(where, "dtype", target.dtype, f"conversion from {given.dtype} is not done on devices yet")
-        if target.dtype is complex128:
-            out, source = (out[0], _pairs(target)), (source[0], _pairs(given))
-    raw = _moved_as(target.dtype) or (int64 if target.dtype is complex128 else None)
-    same = target.dtype is given.dtype
-    return [kernel.step(target.device.facts, "identity", out, [source], None, saturate=not same, raw=raw)]
-
-
-def _pairs(s: Spec) -> Spec:
-    """complex128 as pairs of 64-bit integers."""
-    return spec(s.device, int64, (*s.shape, 2), (*(2 * n for n in s.strides), 1))
+def _step(out: tuple[Ref, Spec], source: tuple[Ref, Spec]) -> Step:
+    """The launch that converts ``source``, broadcast, into ``out``."""
+    changed = out[1].dtype is not source[1].dtype
+    return kernel.step(out[1].device.facts, "identity", out, [source], None, saturate=changed)
 
 
 def _plan_cast(x: Spec, dtype: DType) -> Plan:
     out = spec(x.device, dtype, x.shape)
-    return Plan((out,), tuple(_copy_step("to", (Ref("out", 0), out), (Ref("in", 0), x))))
+    return Plan((out,), (_step((Ref("out", 0), out), (Ref("in", 0), x)),))
 
 
 def _plan_copy(target: Spec, source: Spec) -> Plan:
-    if _shape.broadcast_shapes(target.shape, source.shape, where="copy_") != target.shape:
-        raise ShapeError("copy_", "source", source.shape, f"must broadcast to the target's shape {target.shape}")
-    return Plan(
-        (), tuple(_copy_step("copy_", (Ref("in", 0), target), (Ref("in", 1), source))), result=(Ref("in", 0),), written=(0,)
-    )
+    return Plan((), (_step((Ref("in", 0), target), (Ref("in", 1), source)),), result=(Ref("in", 0),), written=(0,))
 
 
 def _plan_fill(target: Spec, value: Number) -> Plan:
     dtype = target.dtype
-    if dtype.kind == "complex":
-        raise DTypeError("fill_", "self", dtype, "a complex tensor is filled from a tensor: copy_")
     number = ("fp64" if dtype.itemsize == 8 else "fp32") if dtype.kind == "float" else "u64" if dtype == "uint64" else "i64"
     ranges = {} if dtype.kind == "float" else {1: (int(dtype.min), int(dtype.max), dtype)}
     step = kernel.step(target.device.facts, "identity", (Ref("in", 0), target), [(Ref("value", 1, type=number), None)], None)
@@ -67,19 +42,45 @@ def _plan_fill(target: Spec, value: Number) -> Plan:
 
 
 _cast = Dispatcher("to", (("x", "tensor"), ("dtype", "param")), _plan_cast).function()
-_copy = Dispatcher("copy_", (("target", "tensor"), ("source", "tensor")), _plan_copy).function()
+_write = Dispatcher("copy_", (("target", "tensor"), ("source", "tensor")), _plan_copy).function()
 _fill = Dispatcher("fill_", (("target", "tensor"), ("value", "operand")), _plan_fill).function()
 
 
 def cast(x: NBXTensor, dtype: DTypeLike) -> NBXTensor:
     """``x`` as ``dtype`` by the rules of `nbxtensor.dtype.convert`; ``x`` itself where it has that dtype."""
     target = _dtype(dtype, where="cast")
-    return x if x.dtype is target else _cast(x, target)  # type: ignore[no-any-return]
+    if not isinstance(x, NBXTensor):
+        raise DTypeError("cast", "x", type(x).__name__, "must be a tensor")
+    return x if x.dtype is target else _converted(x, target)
 
 
 def clone(x: NBXTensor) -> NBXTensor:
     """A contiguous copy."""
-    return _cast(x, x.dtype)  # type: ignore[no-any-return]
+    if not isinstance(x, NBXTensor):
+        raise DTypeError("clone", "x", type(x).__name__, "must be a tensor")
+    return _converted(x, x.dtype)
+
+
+def _converted(x: NBXTensor, dtype: DType) -> NBXTensor:
+    if dtype.kind == "complex" or x.dtype.kind == "complex":
+        return _copy(empty_for(spec(x.spec.device, dtype, x.shape)), x, "cast")
+    return _cast(x, dtype)  # type: ignore[no-any-return]
+
+
+def _copy(target: NBXTensor, source: NBXTensor, where: str) -> NBXTensor:
+    """Writes ``source``, broadcast and converted, into ``target``; complex numbers as pairs of floats."""
+    if _shape.broadcast_shapes(target.shape, source.shape, where=where) != target.shape:
+        raise ShapeError(where, "source", source.shape, f"must broadcast to the target's shape {target.shape}")
+    if target.dtype.kind == "complex":
+        if source.dtype.kind == "complex":
+            _write(target.view_as_real(), source.view_as_real())
+        else:
+            _write(target.real, source)
+            _fill(target.imag, 0.0)
+        return target
+    if source.dtype.kind == "complex":
+        raise DTypeError(where, "dtype", target.dtype, f"{source.dtype} has no conversion to real numbers; take real or imag")
+    return _write(target, source)  # type: ignore[no-any-return]
 
 
 def contiguous(x: NBXTensor) -> NBXTensor:
@@ -107,7 +108,7 @@ def copy_(target: NBXTensor, source: NBXTensor) -> NBXTensor:
     if source.storage is target.storage and source.ptr != target.ptr or source.strides != target.strides:
         if _overlap(target, source):
             source = clone(source)
-    return _copy(target, source)  # type: ignore[no-any-return]
+    return _copy(target, source, "copy_")
 
 
 def fill_(target: NBXTensor, value: bool | int | float | complex) -> NBXTensor:
@@ -117,9 +118,10 @@ def fill_(target: NBXTensor, value: bool | int | float | complex) -> NBXTensor:
         raise DTypeError("fill_", "value", "NBXTensor", "must be a number; copy_ writes a tensor")
     kind = promote_scalar(target.dtype, value, where="fill_")
     if target.dtype.kind == "complex":
-        import numpy as np
-
-        return copy_(target, from_numpy(np.asarray(value, target.dtype.numpy), target.device))
+        number = complex(value)
+        _fill(target.real, number.real)
+        _fill(target.imag, number.imag)
+        return target
     if kind.kind != target.dtype.kind and not (target.dtype.kind == "bool" and value in (0, 1)):
         raise DTypeError("fill_", "value", value, f"does not fit in dtype {target.dtype}")
     return _fill(target, value)  # type: ignore[no-any-return]
@@ -193,7 +195,7 @@ def cat(tensors: Sequence[NBXTensor], dim: int = 0) -> NBXTensor:
     out = empty_for(spec(given[0].spec.device, dtype, (*first[:axis], total, *first[axis + 1 :])))
     start = 0
     for x in parts:
-        _copy(out.narrow(axis, start, x.shape[axis]), x)
+        _copy(out.narrow(axis, start, x.shape[axis]), x, "cat")
         start += x.shape[axis]
     return out
 
@@ -226,18 +228,20 @@ _SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (7,), (3, 4), (3, 0, 2), (2, 3
 
 
 def _entry(
-    name: str, function: Any, operand: str, exact: Any, samples: Any, errors: Any, methods: dict[str, Any], out: Any
-) -> None:
-    register(Operator(name, "copy", function, (operand,), _ALL, out, exact, samples, errors, ROUNDING, elementwise_cost, methods))
+    name: str, function: Any, operand: str, exact: Any, samples: Any, errors: Any, methods: dict[str, Any], out: Any,
+    dtypes: tuple[str, ...] = _ALL,
+) -> None:  # fmt: skip
+    register(Operator(name, "copy", function, (operand,), dtypes, out, exact, samples, errors, ROUNDING, elementwise_cost, methods))
 
 
 _same = lambda dtype, **_: dtype  # noqa: E731 - a rule of the table
 _entry(
     "cast", cast, "x", oracle.cast,
-    lambda: [Sample((Input(s),), {"dtype": d}) for s in ((5,), (3, 4)) for d in _ALL if d not in ("complex64", "complex128")],
+    lambda: [Sample((Input(s),), {"dtype": d}) for s in ((5,), (3, 4)) for d in _ALL],
     lambda: [ErrorSample((Input((2,)),), {"dtype": "float31"}, DTypeError, "float31"),
              ErrorSample((Input((2,)),), {"dtype": "float32"}, DTypeError, "real", "complex64")],
     {"to": to, "type_as": lambda self, other: cast(self, other.dtype), **_casts()}, lambda d, dtype: _dtype(dtype),
+    tuple(d for d in _ALL if d not in COMPLEX),
 )  # fmt: skip
 _entry("clone", clone, "x", oracle.same, lambda: [Sample((Input(s),)) for s in _SHAPES], lambda: [], {"clone": clone}, _same)
 _entry("contiguous", contiguous, "x", oracle.same, lambda: [Sample((Input(s),)) for s in _SHAPES], lambda: [],

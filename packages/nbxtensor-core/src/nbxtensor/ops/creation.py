@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 
 from nbxtensor import shape as _shape
-from nbxtensor.dtype import DType, DTypeLike, convert, default_float, promote_scalar, result_type
+from nbxtensor.backend import runtime
+from nbxtensor.dtype import DType, DTypeLike, convert, default_complex, default_float, result_type
 from nbxtensor.dtype import dtype as _dtype
 from nbxtensor.errors import ArgumentError, ShapeError
 from nbxtensor.ops.copying import fill_
 from nbxtensor.tensor import DeviceLike, NBXTensor, empty_for, from_numpy, spec
-
-from nbxtensor.backend import runtime  # isort: skip
-
-ShapeLike = "int | Sequence[int]"
 
 
 def _target(where: str, shape: Any, dtype: DTypeLike | None, device: DeviceLike, default: DType = default_float) -> Any:
@@ -89,25 +86,38 @@ def arange(
     return from_numpy(convert(np.arange(first, last, step), target), device)
 
 
-def tensor(data: Any, dtype: DTypeLike | None = None, device: DeviceLike = None) -> NBXTensor:
-    """A tensor of Python numbers in nested lists, a number, a numpy array or another tensor (always a copy).
+def asarray(
+    data: Any, dtype: DTypeLike | None = None, device: DeviceLike = None, copy: bool | None = None
+) -> NBXTensor:
+    """A tensor of Python numbers in nested lists, a number, a numpy array or another tensor.
 
-    Numbers give bool, int64, float32 or complex64; arrays and tensors keep their dtype; ``dtype`` converts.
+    Numbers give bool, int64, float32 or complex64; arrays and tensors keep their dtype; ``dtype`` converts. ``copy`` None
+    copies only where it must (a tensor that fits is returned itself), True always; False refuses what cannot be shared.
     """
     if isinstance(data, NBXTensor):
-        moved = data.to(runtime.device(device)) if device is not None else data
-        return moved.to(dtype).clone() if dtype is not None else moved.clone()
+        moved = data if device is None else data.to(runtime.device(device))
+        moved = moved if dtype is None else moved.to(dtype)
+        if copy is False and moved is not data:
+            raise ArgumentError("asarray", "copy", False, "another dtype or device needs a copy")
+        return moved.clone() if copy and moved is data else moved
+    array = _host_array(data, dtype)
+    shared = isinstance(data, np.ndarray) and array is data
+    if copy is False and not shared:
+        raise ArgumentError("asarray", "copy", False, "only an array of that dtype can be shared")
+    return from_numpy(array, device, copy=copy if shared and copy is not None else True)
+
+
+def _host_array(data: Any, dtype: DTypeLike | None) -> np.ndarray[Any, Any]:
+    target = None if dtype is None else _dtype(dtype, where="asarray")
     if isinstance(data, (np.ndarray, np.generic)):
         array: np.ndarray[Any, Any] = np.asarray(data)
-    else:
-        try:
-            array = np.asarray(data)
-        except ValueError as error:
-            raise ShapeError("tensor", "data", data, f"must be nested lists of equal lengths: {error}") from None
-        narrow = {"f": default_float, "c": _dtype("complex64")}.get(array.dtype.kind)
-        if dtype is None and narrow is not None:
-            array = convert(array, narrow)
-    return from_numpy(array if dtype is None else convert(array, _dtype(dtype, where="tensor")), device)
+        return array if target is None else convert(array, target)
+    try:
+        array = np.asarray(data)
+    except ValueError as error:
+        raise ShapeError("asarray", "data", data, f"must be nested lists of equal lengths: {error}") from None
+    narrow = {"f": default_float, "c": default_complex}.get(array.dtype.kind)
+    return convert(array, target or narrow or _dtype(array.dtype, where="asarray", argument="data"))
 
 
 def _like(where: str, x: NBXTensor, dtype: DTypeLike | None, device: DeviceLike) -> Any:
@@ -133,5 +143,3 @@ def _new(function: Any, name: str) -> Any:
 
 for _function in (empty, zeros, ones, full):
     setattr(NBXTensor, f"new_{_function.__name__}", _new(_function, f"new_{_function.__name__}"))
-
-del promote_scalar

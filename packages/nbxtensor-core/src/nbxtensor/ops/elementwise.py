@@ -101,7 +101,7 @@ def _unary(
     *,
     tolerance: dict[str, Tolerance] | None = None,
     out: Callable[[DType], DType] = to_float,
-    operation: str | None = None,
+    operation: Callable[[DType], str] | None = None,
     special: Sequence[str] = (),
     flops: int = 1,
 ) -> Unary:
@@ -110,7 +110,7 @@ def _unary(
     def planned(x: Spec) -> Plan:
         accepted(name, "x", x.dtype, dtypes)
         result = out(x.dtype)
-        return plan(operation or name, [x], result, compute_dtype(x.dtype if result is bool_ else result))
+        return plan(operation(x.dtype) if operation else name, [x], result, compute_dtype(x.dtype if result is bool_ else result))
 
     dispatcher = Dispatcher(name, (("x", "tensor"),), planned)
     function = dispatcher.function()
@@ -242,9 +242,10 @@ bitwise_xor = _bitwise("bitwise_xor", "^", "xor")
 neg = _unary("neg", "``-x``; unsigned integers wrap, bool is refused.", oracle.neg, (*_NUMBERS, *FLOAT8),
              out=lambda d: d, special=("__neg__",))  # fmt: skip
 abs = _unary("abs", "The magnitude; the smallest signed integer stays itself.", oracle.absolute, _NUMBERS,
-             out=lambda d: d, operation="absolute", special=("__abs__",))  # fmt: skip
+             out=lambda d: d, operation=lambda d: "absolute", special=("__abs__",))  # fmt: skip
 bitwise_not = _unary("bitwise_not", "All bits inverted; the logical not of bool.", oracle.bitwise_not, (*INTS, *BOOL),
-                     out=lambda d: d, special=("__invert__",))  # fmt: skip
+                     out=lambda d: d, special=("__invert__",),
+                     operation=lambda d: "logical_not" if d is bool_ else "bitwise_not")  # fmt: skip
 logical_not = _unary("logical_not", "Whether the element is 0, as bool.", oracle.logical_not, (*_NUMBERS, *BOOL),
                      out=lambda d: bool_)  # fmt: skip
 
@@ -370,7 +371,7 @@ def masked_fill(x: NBXTensor, mask: NBXTensor, value: Operand) -> NBXTensor:
 register(
     Operator(
         "masked_fill", "ternary", masked_fill, ("x", "mask", "value"), (*_NUMBERS, *BOOL, *FLOAT8), lambda d: d, oracle.masked_fill,
-        lambda: [Sample((Input(s), Input(m, "bool"), 1)) for s, m in
+        lambda: [Sample((Input(s), Input(m, "bool"), True)) for s, m in
                  (((), ()), ((7,), (7,)), ((3, 4), (4,)), ((3, 0), (3, 1)), ((2, 3, 5), (3, 1)))]
         + [Sample((Input((3, 4)), Input((3, 4), "bool"), Input(())))],
         lambda: [

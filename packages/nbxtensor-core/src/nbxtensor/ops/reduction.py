@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from nbxtensor.kernels import reduction as kernel
 from nbxtensor.ops.dispatch import Dispatcher
 from nbxtensor.ops.elementwise import accepted, to_float
 from nbxtensor.ops.oracles import reduction as oracle
-from nbxtensor.ops.table import BOOL, FLOATS, INTS, ErrorSample, Input, Operator, Sample, Tolerance, elementwise_cost, register
+from nbxtensor.ops.table import BOOL, FLOATS, INTS, ErrorSample, Input, Operator, Sample, Tolerance, elementwise_cost, register, scaled
 from nbxtensor.tensor import NBXTensor, Spec, spec
 
 Axes = "int | Sequence[int] | None"
@@ -49,7 +50,7 @@ def _plan(
     def planned(x: Spec, dim: Any, keepdim: bool, dtype: DType | None) -> Plan:
         accepted(name, "x", x.dtype, _REAL)
         axes, shape = _reduced(name, x, dim, keepdim)
-        if needs_elements and any(x.shape[d] == 0 for d in axes):
+        if needs_elements and builtins.any(x.shape[d] == 0 for d in axes):
             raise ShapeError(name, "x", x.shape, f"has no elements along {axes}, and the operator no value for none")
         wanted = dtype if dtype is not None else result(x.dtype)
         accumulate = int32 if wanted is bool_ else _accumulator(wanted)
@@ -191,9 +192,10 @@ def _sum_tolerance() -> dict[str, Tolerance]:
 
 
 _EXACT = {name: Tolerance(0.0, 0.0, "an element itself") for name in _REAL}
+_PRODUCT = scaled(3000, reason="one rounding for every factor, up to 3000 of them")
 _ENTRIES: tuple[tuple[Any, ...], ...] = (
     (sum, oracle.sum, lambda d, **p: _sum_dtype(d), _sum_tolerance(), True, True),
-    (prod, oracle.prod, lambda d, **p: _sum_dtype(d), _sum_tolerance(), True, True),
+    (prod, oracle.prod, lambda d, **p: _sum_dtype(d), _PRODUCT, True, True),
     (mean, oracle.mean, lambda d, **p: to_float(d), _sum_tolerance(), True, True),
     (amax, oracle.amax, lambda d, **p: d, _EXACT, True, False),
     (amin, oracle.amin, lambda d, **p: d, _EXACT, True, False),

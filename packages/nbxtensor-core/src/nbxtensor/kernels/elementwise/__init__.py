@@ -40,12 +40,10 @@ def step(
     *,
     first: DType | None = None,
     saturate: bool = False,
-    raw: DType | None = None,
 ) -> Step:
     """One launch of ``out = operation(operands)``. An operand is a tensor with its spec, broadcast to the output's shape, or
     a number (spec None). Operands are converted to ``compute`` (None: left as they are), the first one to ``first`` where
-    given, as for a condition. ``saturate`` makes the output's conversion that of an explicit cast. ``raw`` moves the tensors'
-    memory as another dtype of the same width.
+    given, as for a condition. ``saturate`` makes the output's conversion that of an explicit cast.
     """
     ref_out, spec_out = out
     specs = [s for _, s in operands if s is not None]
@@ -54,10 +52,9 @@ def step(
     n = _shape.numel(shape)
     block = min(facts["elementwise.block"], 1 << max(n - 1, 0).bit_length())
     furthest = max(max(abs(low), abs(high)) for low, high in (_shape.extent(shape, s) for s in strides))
-    refs: list[Any] = [Ref(r.kind, r.index, raw, r.type) if s is not None else r for r, s in operands]
     arguments: dict[str, Any] = {
-        "out": Ref(ref_out.kind, ref_out.index, raw),
-        **{name: refs[i] if i < len(refs) else None for i, name in enumerate("abc")},
+        "out": ref_out,
+        **{name: operands[i][0] if i < len(operands) else None for i, name in enumerate("abc")},
         "n": n,
         "OP": function(operation),
         "ARITY": len(operands),

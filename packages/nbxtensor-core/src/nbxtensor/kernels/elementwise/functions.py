@@ -158,7 +158,7 @@ def bitwise_xor(x, y):
 
 @triton.jit
 def bitwise_not(x):
-    return ~x
+    return 0 - x - 1  # two's complement; a negative constant does not mix with unsigned tensors
 
 
 @triton.jit

@@ -50,7 +50,9 @@ def softmax(out, x, rows, columns, outer_shape, outer_out, outer_x, step_out, st
         total = tl.full((ROWS,), 0.0, COMPUTE)
         for first in range(0, columns, BLOCK):
             at = (first + column)[None, :]
-            value = convert(tl.load(source + at * step_x, mask=inside & (at < columns), other=float("-inf")), COMPUTE, False)
+            mask = inside & (at < columns)
+            value = convert(tl.load(source + at * step_x, mask=mask, other=0), COMPUTE, False)
+            value = tl.where(mask, value, float("-inf"))
             best = _largest(largest, tl.reduce(value, 1, _largest))
             # While a row is all -inf so far its sum is 0: exp(-inf - -inf) would make it NaN too early.
             shift = tl.where(best == float("-inf"), 0.0, best)
@@ -65,7 +67,8 @@ def softmax(out, x, rows, columns, outer_shape, outer_out, outer_x, step_out, st
     else:
         at = column[None, :]
         mask = inside & (at < columns)
-        value = convert(tl.load(source + at * step_x, mask=mask, other=float("-inf")), COMPUTE, False)
+        value = convert(tl.load(source + at * step_x, mask=mask, other=0), COMPUTE, False)
+        value = tl.where(mask, value, float("-inf"))
         largest = tl.reduce(value, 1, _largest)[:, None]
         total = tl.sum(tl.where(mask, tl.exp(value - largest), 0.0), 1)[:, None]
         result = _finish(value, largest, total, LOG)
