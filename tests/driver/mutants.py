@@ -1,14 +1,14 @@
 """Contexts that are wrong in one way each, and the test of the conformance suite that must notice.
 
-Each mutant passes every verb on to a right context but for the one it breaks. ``caught_by`` names the tests that fail on it.
-`tests/driver/test_conformance.py` runs the file of the suite that holds them.
+Each mutant passes every verb on to a right context but for the one it breaks. ``caught_by`` names the tests that fail
+on it. `tests/driver/test_conformance.py` runs the file of the suite that holds them.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from nbxtensor.backend.contract import Artifact, Context, DeviceInfo
@@ -58,7 +58,10 @@ class AlignsTo64(Mutant):
 
 
 class FreeDoesNothing(Mutant):
-    file, caught_by = "test_memory.py", frozenset({"test_double_free_is_refused", "test_free_of_a_foreign_address_is_refused"})
+    file, caught_by = (
+        "test_memory.py",
+        frozenset({"test_double_free_is_refused", "test_free_of_a_foreign_address_is_refused"}),
+    )
 
     def free(self, address: int) -> None:
         pass
@@ -86,7 +89,9 @@ class GivesOneBlockTwice(Mutant):
     """A pool that forgets which of its blocks are in use."""
 
     file = "test_memory.py"
-    caught_by = frozenset({"test_allocations_do_not_overlap", "test_allocations_keep_their_bytes", "test_many_small_allocations"})
+    caught_by = frozenset(
+        {"test_allocations_do_not_overlap", "test_allocations_keep_their_bytes", "test_many_small_allocations"}
+    )
 
     def __init__(self, inner: Context):
         super().__init__(inner)
@@ -427,8 +432,11 @@ class BindsByExtent(Mutant):
         self.inner.launch(module, grid, tuple(bound), stream, tensors)
 
 
-def _leaves(cls: type[Mutant]) -> list[type[Mutant]]:
-    return [leaf for child in cls.__subclasses__() for leaf in ([child] if "caught_by" in vars(child) else []) + _leaves(child)]
+def _breaking(cls: type[Mutant]) -> Iterator[type[Mutant]]:
+    for child in cls.__subclasses__():
+        if "caught_by" in vars(child):
+            yield child
+        yield from _breaking(child)
 
 
-MUTANTS = _leaves(Mutant)
+MUTANTS = tuple(_breaking(Mutant))

@@ -56,6 +56,7 @@ class Kernel:
     """
 
     __slots__ = ("module", "name", "parameters")
+    parameters: Mapping[str, str]
 
     def __init__(self, module: str, name: str, parameters: Mapping[str, str]):
         unknown = sorted(set(parameters.values()) - KINDS)

@@ -1,7 +1,8 @@
 """The meta driver: a device that keeps books and executes nothing.
 
-Its addresses are distinct, aligned and counted, and no memory stands behind them. Tracing and pricing run a program on it as
-they would on a card, and the launch-cost benchmark measures what the library itself costs. It is never a default device.
+Its addresses are distinct, aligned and counted, and no memory stands behind them. Tracing and pricing run a program on
+it as they would on a card, and the launch-cost benchmark measures what the library itself costs. It is never a default
+device.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from nbxtensor.dtype import DTYPES
 from nbxtensor.backend.contract import ALIGNMENT, DRIVER_API, Artifact, Bound, Capabilities, DeviceInfo, Variant
+from nbxtensor.dtype import DTYPES
 from nbxtensor.errors import ArgumentError, DeviceError, LaunchRefused, OutOfMemory, Unavailable
 
 _UNLIMITED = 2**31 - 1  # what a 32-bit launch parameter holds
@@ -251,7 +252,7 @@ class MetaContext:
         stream: int | None,
         tensors: tuple[Bound, ...],
     ) -> None:
-        """Counts the launch. No lock and one comparison for each rule: this is the floor of the launch-cost benchmark."""
+        """Counts the launch: no lock, one comparison a rule. This is the floor of the launch-cost benchmark."""
         x, y, z = grid
         most_x, most_y, most_z = self._max_grid
         if len(values) != loaded.expected or x > most_x or y > most_y or z > most_z:

@@ -1,4 +1,6 @@
-"""The Triton kernels of the conformance suite. Small on purpose: each one isolates one duty of a compiler and its driver."""
+"""The Triton kernels of the conformance suite. Each isolates one duty of a compiler and its driver."""
+# mypy: ignore-errors
+# Triton's language, not Python's: its functions have no types of Python.
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ def copy_2d(to, source, shape, strides, BLOCK: tl.constexpr):
     rows = tl.arange(0, BLOCK)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     inside = (rows < shape[0]) & (columns < shape[1])
-    tl.store(to + rows * shape[1] + columns, tl.load(source + rows * strides[0] + columns * strides[1], mask=inside), mask=inside)
+    tl.store(
+        to + rows * shape[1] + columns,
+        tl.load(source + rows * strides[0] + columns * strides[1], mask=inside),
+        mask=inside,
+    )
 
 
 @triton.jit

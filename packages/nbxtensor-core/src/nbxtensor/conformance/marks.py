@@ -1,4 +1,4 @@
-"""Which contexts a test of the suite is for, by what they declare. The plug-in collects a test when all its marks hold."""
+"""Which contexts a test is for, by what they declare. The plug-in collects a test when all its marks hold."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Contexts for tests: one that has memory but runs no kernel, and one that makes another context's verbs fail on demand.
+"""Contexts for tests: one that has memory but runs no kernel, and one that makes another's verbs fail on demand.
 
-`NullDriver` opens `NullContext`: copies and fills work on host memory; kernels are accepted, noted in ``launched`` and do
-nothing. `FaultyContext` stands before any context: it counts every verb, fails the calls it is told to fail, and knows what
-is still alive.
+`NullDriver` opens `NullContext`: copies and fills work on host memory; kernels are accepted, noted in ``launched`` and
+do nothing. `FaultyContext` stands before any context: it counts every verb, fails the calls it is told to fail, and
+knows what is still alive.
 """
 
 from __future__ import annotations
@@ -13,23 +13,28 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from nbxtensor.dtype import DTYPES
 from nbxtensor.backend.contract import (
     ALIGNMENT,
     DRIVER_API,
+    Artifact,
     Bound,
     Capabilities,
     Context,
     DeviceInfo,
     Driver,
     GraphContext,
+    Variant,
 )
 from nbxtensor.backend.meta import MetaContext, Module
-from nbxtensor.errors import ArgumentError, DriverError, OutOfMemory, Unavailable
+from nbxtensor.dtype import DTYPES
+from nbxtensor.errors import ArgumentError, DeviceError, DriverError, OutOfMemory, Unavailable
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 GRAPH_VERBS = tuple(name for name, _ in inspect.getmembers(GraphContext, inspect.isfunction) if name[0] != "_")
 VERBS = tuple(name for name, _ in inspect.getmembers(Context, inspect.isfunction) if name[0] != "_") + GRAPH_VERBS
@@ -140,10 +145,10 @@ class _HostContext(MetaContext):
         return time.perf_counter_ns()
 
 
-class FaultyContext(Context):
+class FaultyContext:
     """Passes every verb to ``inner``, counts it in ``calls``, and makes the calls named to `fail` raise.
 
-    `live` is counted here, from what the verbs gave and took back, so that it holds for any inner context.
+    What is `live` is counted here, from what the verbs gave and took back, so that it holds for any inner context.
     """
 
     def __init__(self, inner: Context):
@@ -152,11 +157,8 @@ class FaultyContext(Context):
         self.calls: Counter[str] = Counter()
         self._failures: dict[tuple[str, int], Exception] = {}
         self._sizes: dict[int, int] = {}
-        self._held: dict[str, list[Any]] = {kind: [] for kind in ("host_blocks", "streams", "events", "modules", "graphs")}
+        self._held: dict[str, list[Any]] = {kind: [] for kind in _GIVES.values()}
         self._lock = threading.Lock()
-        for verb in VERBS:
-            if verb not in GRAPH_VERBS or inner.capabilities.graph_capture:
-                setattr(self, verb, self._counted(verb, getattr(inner, verb)))
 
     def fail(self, verb: str, nth: int = 1, error: Exception | None = None) -> None:
         """The ``nth`` call of ``verb`` from now on raises ``error`` and does nothing. Without one: `OutOfMemory` for
@@ -168,10 +170,10 @@ class FaultyContext(Context):
         with self._lock:
             self._failures[verb, self.calls[verb] + nth] = error or self._default_error(verb)
 
-    def pending(self) -> list[tuple[str, int]]:
-        """(verb, absolute number of the call) of the failures that no call has met yet."""
+    def pending(self) -> int:
+        """How many failures no call has met yet."""
         with self._lock:
-            return sorted(self._failures)
+            return len(self._failures)
 
     def forget(self) -> None:
         """Drops the failures that no call has met yet."""
@@ -189,34 +191,121 @@ class FaultyContext(Context):
             return OutOfMemory(0, 0, self.info.memory_bytes, sum(self._sizes.values()))
         return DriverError(verb, -1, "INJECTED", "this call was told to fail")
 
-    def _counted(self, verb: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any, **named: Any) -> Any:
-            with self._lock:
-                self.calls[verb] += 1
-                failure = self._failures.pop((verb, self.calls[verb]), None)
-            if failure is not None:
-                raise failure
-            result = call(*arguments, **named)
-            with self._lock:
-                self._note(verb, arguments, result)
-            return result
+    def _pass(self, verb: str, call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+        with self._lock:
+            self.calls[verb] += 1
+            failure = self._failures.pop((verb, self.calls[verb]), None)
+        if failure is not None:
+            raise failure
+        result = call(*arguments, **named)
+        with self._lock:
+            if verb in _GIVES:
+                self._held[_GIVES[verb]].append(result)
+            elif verb in _TAKES:
+                self._held[_TAKES[verb]].remove(arguments[0])
+        return result
 
-        counted.__name__ = verb
-        return counted
+    def _pass_graph(self, verb: str, *arguments: Any) -> Any:
+        call = getattr(self.inner, verb, None)
+        if call is None:
+            raise DeviceError(f"{verb}: a context without graph capture has no such verb")
+        return self._pass(verb, call, *arguments)
 
-    def _note(self, verb: str, arguments: tuple[Any, ...], result: Any) -> None:
-        if verb == "allocate":
-            self._sizes[result] = arguments[0]
-        elif verb == "free":
-            self._sizes.pop(arguments[0], None)
-        elif verb in _GIVES:
-            self._held[_GIVES[verb]].append(result)
-        elif verb in _TAKES:
-            self._held[_TAKES[verb]].remove(arguments[0])
-        elif verb == "close":
+    def close(self) -> None:
+        self._pass("close", self.inner.close)
+        with self._lock:
             self._sizes.clear()
             for items in self._held.values():
                 items.clear()
+
+    def allocate(self, nbytes: int) -> int:
+        address = self._pass("allocate", self.inner.allocate, nbytes)
+        with self._lock:
+            self._sizes[address] = nbytes
+        return address
+
+    def free(self, address: int) -> None:
+        with self._lock:
+            nbytes = self._sizes.pop(address, None)  # before the call: another thread may be given the address after it
+        try:
+            self._pass("free", self.inner.free, address)
+        except Exception:
+            if nbytes is not None:
+                self._sizes[address] = nbytes
+            raise
+
+    def allocate_host(self, nbytes: int) -> int:
+        return self._pass("allocate_host", self.inner.allocate_host, nbytes)
+
+    def free_host(self, address: int) -> None:
+        self._pass("free_host", self.inner.free_host, address)
+
+    def copy_in(self, device: int, host: int, nbytes: int, stream: int | None = None) -> None:
+        self._pass("copy_in", self.inner.copy_in, device, host, nbytes, stream)
+
+    def copy_out(self, host: int, device: int, nbytes: int, stream: int | None = None) -> None:
+        self._pass("copy_out", self.inner.copy_out, host, device, nbytes, stream)
+
+    def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
+        self._pass("copy", self.inner.copy, to, source, nbytes, stream)
+
+    def fill(self, address: int, byte: int, nbytes: int, stream: int | None = None) -> None:
+        self._pass("fill", self.inner.fill, address, byte, nbytes, stream)
+
+    def memory_info(self) -> tuple[int, int]:
+        return self._pass("memory_info", self.inner.memory_info)
+
+    def create_stream(self) -> int:
+        return self._pass("create_stream", self.inner.create_stream)
+
+    def destroy_stream(self, stream: int) -> None:
+        self._pass("destroy_stream", self.inner.destroy_stream, stream)
+
+    def synchronize(self, stream: int | None = None) -> None:
+        self._pass("synchronize", self.inner.synchronize, stream)
+
+    def create_event(self) -> int:
+        return self._pass("create_event", self.inner.create_event)
+
+    def destroy_event(self, event: int) -> None:
+        self._pass("destroy_event", self.inner.destroy_event, event)
+
+    def record(self, event: int, stream: int | None = None) -> None:
+        self._pass("record", self.inner.record, event, stream)
+
+    def wait(self, event: int, stream: int | None = None) -> None:
+        self._pass("wait", self.inner.wait, event, stream)
+
+    def elapsed_ms(self, start: int, end: int) -> float:
+        return self._pass("elapsed_ms", self.inner.elapsed_ms, start, end)
+
+    def compile(self, variant: Variant) -> Artifact:
+        return self._pass("compile", self.inner.compile, variant)
+
+    def load(self, artifact: Artifact) -> Any:
+        return self._pass("load", self.inner.load, artifact)
+
+    def unload(self, loaded: Any) -> None:
+        self._pass("unload", self.inner.unload, loaded)
+
+    def launch(
+        self,
+        loaded: Any,
+        grid: tuple[int, int, int],
+        values: tuple[int | float, ...],
+        stream: int | None,
+        tensors: tuple[Bound, ...],
+    ) -> None:
+        self._pass("launch", self.inner.launch, loaded, grid, values, stream, tensors)
+
+    def graph_begin(self, stream: int) -> None:
+        self._pass_graph("graph_begin", stream)
+
+    def graph_end(self, stream: int) -> Any:
+        return self._pass_graph("graph_end", stream)
+
+    def graph_launch(self, graph: Any, stream: int | None = None) -> None:
+        self._pass_graph("graph_launch", graph, stream)
 
 
 _GIVES = {
@@ -239,7 +328,7 @@ class NullContext(FaultyContext):
 
 
 class NullDriver:
-    """Opens `NullContext` on each of ``devices`` devices of ``memory_bytes`` bytes. ``contexts`` lists those it opened."""
+    """Opens `NullContext` on each of ``devices`` devices of so many bytes; ``contexts`` lists those it opened."""
 
     name = "null"
     device_type = "null"
@@ -247,7 +336,9 @@ class NullDriver:
     priority = 0
     device_files: str | None = None
 
-    def __init__(self, devices: int = 1, memory_bytes: int = INFO.memory_bytes, capabilities: Capabilities = CAPABILITIES):
+    def __init__(
+        self, devices: int = 1, memory_bytes: int = INFO.memory_bytes, capabilities: Capabilities = CAPABILITIES
+    ):
         self.devices, self.memory_bytes, self.capabilities = devices, memory_bytes, capabilities
         self.contexts: list[NullContext] = []
 

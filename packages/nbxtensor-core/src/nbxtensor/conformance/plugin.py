@@ -21,12 +21,14 @@ Load = Callable[[Variant], LoadedKernel]
 
 
 class Subject:
-    """The driver under test and one context that the tests share; ``spelling`` is how a fresh process imports the driver."""
+    """The driver under test, a context that the tests share, and where the driver is (``spelling``: MODULE:NAME)."""
 
     def __init__(self, config: pytest.Config):
         name, spelling = config.getoption("driver", None), config.getoption("driver_object", None)
         if (name is None) == (spelling is None):
-            raise pytest.UsageError("nbxtensor.conformance: give one of --driver NAME and --driver-object MODULE:ATTRIBUTE")
+            raise pytest.UsageError(
+                "nbxtensor.conformance: give one of --driver NAME and --driver-object MODULE:ATTRIBUTE"
+            )
         self.ordinal: int = config.getoption("ordinal")
         self.spelling = spelling or _entry_point(name)
         module, _, attribute = self.spelling.partition(":")
@@ -34,7 +36,9 @@ class Subject:
             self.driver: Driver = getattr(importlib.import_module(module), attribute)
             self.context: Context = self.driver.open(self.ordinal)
         except (ImportError, AttributeError, NBXError) as error:
-            raise pytest.UsageError(f"nbxtensor.conformance: {self.spelling}: {type(error).__name__}: {error}") from error
+            raise pytest.UsageError(
+                f"nbxtensor.conformance: {self.spelling}: {type(error).__name__}: {error}"
+            ) from error
 
 
 def _entry_point(name: str) -> str:
@@ -49,7 +53,7 @@ def _entry_point(name: str) -> str:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("nbxtensor")
     group.addoption("--driver", metavar="NAME", help="the installed driver to test")
-    group.addoption("--driver-object", metavar="MODULE:ATTRIBUTE", help="the driver to test, by its place")
+    group.addoption("--driver-object", metavar="MODULE:NAME", help="the driver to test, by its place")
     group.addoption("--ordinal", type=int, default=0, metavar="N", help="its device (default 0)")
 
 
@@ -89,9 +93,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if _SUBJECT in config.stash:
         subject = config.stash[_SUBJECT]
         info = subject.context.info
-        terminalreporter.write_line(
-            f"driver {subject.driver.name} ({subject.spelling}), device {info.ordinal}: {info.name}, {info.architecture}"
-        )
+        device = f"device {info.ordinal}: {info.name}, {info.architecture}"
+        terminalreporter.write_line(f"driver {subject.driver.name} ({subject.spelling}), {device}")
 
 
 @pytest.fixture(scope="session")

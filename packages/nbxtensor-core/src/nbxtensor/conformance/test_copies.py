@@ -39,7 +39,9 @@ def test_copy_in_writes_its_bytes_only(context: Context, memory: Memory, nbytes:
     for offset in OFFSETS:
         context.fill(block.address, GUARD, ROOM)
         block.at(offset).write(pattern(nbytes, offset))
-        np.testing.assert_array_equal(block.read(), expected(nbytes, offset, pattern(nbytes, offset)), f"offset {offset}")
+        np.testing.assert_array_equal(
+            block.read(), expected(nbytes, offset, pattern(nbytes, offset)), f"offset {offset}"
+        )
 
 
 @keeps_data
@@ -58,7 +60,9 @@ def test_copy_out_reads_its_bytes_only(context: Context, memory: Memory, nbytes:
 def test_copy_moves_its_bytes_only(context: Context, memory: Memory, nbytes: int) -> None:
     content = pattern(ROOM)
     source, to = memory.of(content), memory.block(ROOM)
-    for offset, source_offset in itertools.chain(zip(OFFSETS, reversed(OFFSETS), strict=True), ((0, 1), (16, 0), (8, 8))):
+    for offset, source_offset in itertools.chain(
+        zip(OFFSETS, reversed(OFFSETS), strict=True), ((0, 1), (16, 0), (8, 8))
+    ):
         context.fill(to.address, GUARD, ROOM)
         context.copy(to.address + offset, source.address + source_offset, nbytes)
         np.testing.assert_array_equal(
@@ -124,9 +128,7 @@ def test_nothing_is_copied_for_no_bytes(context: Context, memory: Memory) -> Non
 
 @keeps_data
 @pytest.mark.parametrize("on_own_stream", [True, False])
-def test_host_memory_is_reusable_after_copy_in(
-    memory: Memory, streams: tuple[int, int], on_own_stream: bool
-) -> None:
+def test_host_memory_is_reusable_after_copy_in(memory: Memory, streams: tuple[int, int], on_own_stream: bool) -> None:
     stream = None if on_own_stream else streams[0]
     nbytes = 8 << 20
     block = memory.block(nbytes)

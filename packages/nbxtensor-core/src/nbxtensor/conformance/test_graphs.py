@@ -17,7 +17,9 @@ N = 200
 
 @pytest.fixture(scope="session")
 def add(load: Load) -> LoadedKernel:
-    return load(variant(variants.ADD_VALUE, {"to": "*i32", "source": "*i32", "value": "i32", "n": "i32"}, {"BLOCK": 256}))
+    return load(
+        variant(variants.ADD_VALUE, {"to": "*i32", "source": "*i32", "value": "i32", "n": "i32"}, {"BLOCK": 256})
+    )
 
 
 @declares("graph_capture")

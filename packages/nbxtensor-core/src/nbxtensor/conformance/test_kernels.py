@@ -1,4 +1,4 @@
-"""Kernels: what a compiler and its driver must do with dtypes, scalars, constants, attributes, grids, tiles and scratch."""
+"""Kernels: what compiler and driver must do with dtypes, scalars, constants, attributes, grids, tiles and scratch."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ def bit_patterns(dtype: str) -> Array:
     if bits <= 16:
         return np.arange(1 << bits, dtype=f"u{bits // 8}")
     special = [0, 1, 1 << (bits - 1), (1 << bits) - 1, (1 << (bits - 1)) - 1]
-    random = np.random.default_rng(7).integers(0, 1 << bits, 5000, dtype=f"u{bits // 8}", endpoint=False) if bits < 64 else (
-        np.frombuffer(np.random.default_rng(7).bytes(8 * 5000), np.uint64)
+    random = (
+        np.random.default_rng(7).integers(0, 1 << bits, 5000, dtype=f"u{bits // 8}", endpoint=False)
+        if bits < 64
+        else (np.frombuffer(np.random.default_rng(7).bytes(8 * 5000), np.uint64))
     )
     return np.concatenate([np.array(special, f"u{bits // 8}"), random])
 
@@ -52,10 +54,14 @@ SCALARS = [
     ("i32", "int32", (0, 1, -1, 16, -(2**31), 2**31 - 1)),
     ("i64", "int64", (0, 1, -1, 16, 2**31, -(2**31) - 1, -(2**63), 2**63 - 1)),
     ("u64", "uint64", (0, 1, 2**63 - 1, 2**63, 2**64 - 1)),
-    ("fp32", "float32", (0.0, -0.0, 1.0, -1.5, 3.4028234663852886e38, 1e-45, float("inf"), float("-inf"), float("nan"))),
+    (
+        "fp32",
+        "float32",
+        (0.0, -0.0, 1.0, -1.5, 3.4028234663852886e38, 1e-45, float("inf"), float("-inf"), float("nan")),
+    ),
     ("fp64", "float64", (0.0, -0.0, 1.0, 1 + 2**-52, -1.7976931348623157e308, 5e-324, float("inf"), float("nan"))),
 ]
-SCALARS = [pytest.param(*case, marks=computes(case[1]), id=case[0]) for case in SCALARS]  # type: ignore[misc,assignment]
+SCALARS = [pytest.param(*case, marks=computes(case[1]), id=case[0]) for case in SCALARS]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(("type", "dtype_name", "values"), SCALARS)
@@ -198,7 +204,10 @@ def test_any_number_of_warps_gives_the_sum(memory: Memory, load: Load, warps: in
 def run_dot(memory: Memory, kernel: LoadedKernel, m: int, n: int, k: int, dtype: str) -> tuple[Array, Array]:
     """Result and expectation of a product of small integers, which every order of summation gives exactly."""
     rng = np.random.default_rng(k)
-    a, b = rng.integers(-3, 4, (m, k)).astype(DTYPES[dtype].numpy), rng.integers(-3, 4, (k, n)).astype(DTYPES[dtype].numpy)
+    a, b = (
+        rng.integers(-3, 4, (m, k)).astype(DTYPES[dtype].numpy),
+        rng.integers(-3, 4, (k, n)).astype(DTYPES[dtype].numpy),
+    )
     to = memory.block(4 * m * n)
     kernel(ONE, to, memory.of(a), memory.of(b), k)
     return to.read(np.float32).reshape(m, n), a.astype(np.float32) @ b.astype(np.float32)
@@ -230,13 +239,20 @@ def test_a_tile_that_wants_much_shared_memory(memory: Memory, load: Load, stages
     """More than the 48 KiB that a launch gets unasked: 2 operands x 16 KiB x stages on a GPU. It runs where it fits."""
     types = {"to": "*fp32", "a": "*fp16", "b": "*fp16", "K": "i32"}
     wanted = variant(
-        variants.DOT, types, {"M": 128, "N": 128, "BLOCK_K": 64}, divisible=("to", "a", "b", "K"), num_stages=stages, num_warps=8
+        variants.DOT,
+        types,
+        {"M": 128, "N": 128, "BLOCK_K": 64},
+        divisible=("to", "a", "b", "K"),
+        num_stages=stages,
+        num_warps=8,
     )
     limit = memory.context.capabilities.max_shared
     try:
         kernel = load(wanted)
     except DeviceError:
-        assert limit < 2 * 16384 * stages + 65536, f"{limit} bytes of shared memory should hold the tiles of {stages} stages"
+        assert limit < 2 * 16384 * stages + 65536, (
+            f"{limit} bytes of shared memory should hold the tiles of {stages} stages"
+        )
         return
     np.testing.assert_array_equal(*run_dot(memory, kernel, 128, 128, 256, "float16"))
 
@@ -246,7 +262,12 @@ def test_too_much_shared_memory_is_refused_or_worked_around(memory: Memory, load
     """2 operands x 64 KiB x 4 stages: never a wrong result."""
     types = {"to": "*fp32", "a": "*fp32", "b": "*fp32", "K": "i32"}
     wanted = variant(
-        variants.DOT, types, {"M": 128, "N": 128, "BLOCK_K": 128}, divisible=("to", "a", "b", "K"), num_stages=5, num_warps=8
+        variants.DOT,
+        types,
+        {"M": 128, "N": 128, "BLOCK_K": 128},
+        divisible=("to", "a", "b", "K"),
+        num_stages=5,
+        num_warps=8,
     )
     try:
         result, expected = run_dot(memory, load(wanted), 128, 128, 640, "float32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def test_addresses_are_aligned(memory: Memory) -> None:
 
 def test_allocations_do_not_overlap(memory: Memory) -> None:
     spans = sorted((b.address, b.address + b.nbytes) for b in map(memory.block, SIZES * 3))
-    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
 @keeps_data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import numpy as np
@@ -193,7 +194,7 @@ def test_time_goes_forward(context: Context) -> None:
     events = [context.create_event() for _ in range(4)]
     for event in events:
         context.record(event)
-    for start, end in zip(events, events[1:], strict=False):
+    for start, end in itertools.pairwise(events):
         assert 0 <= context.elapsed_ms(start, end) < float("inf")
     assert context.elapsed_ms(events[0], events[0]) == 0
     for event in events:

@@ -126,7 +126,7 @@ class Memory:
 
 
 class LoadedKernel:
-    """A variant compiled and loaded on a context. Called with its grid and one argument a parameter, a `Block` or a number."""
+    """A variant compiled and loaded on a context. Called with its grid and a `Block` or number for each parameter."""
 
     def __init__(self, context: Context, variant: Variant):
         self.context = context
