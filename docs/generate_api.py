@@ -22,7 +22,7 @@ PARTS = (
     ("Tensors", ("", "tensor", "dtype", "shape", "dlpack", "errors")),
     ("Models and programs", ("interop", "program", "tuning")),
     ("Devices", ("backend.runtime", "backend.device_files", "backend.install_help", "memory", "host")),
-    ("Backends", ("backend", "conformance")),
+    ("Backends", ("backend", "conformance", "doctor")),
     ("Operators from the inside", ("ops", "kernels")),
 )
 
