@@ -79,9 +79,16 @@ def _shift_right(a: Any, b: Any) -> Any:
     return np.right_shift(a, b.astype(a.dtype))
 
 
-def _binary(operation: Callable[[Any, Any], Any], view: Callable[[Any], Any] = _same) -> Any:
+def _binary(operation: Callable[[Any, Any], Any], view: Callable[[Any], Any] | None = None) -> Any:
+    """An operation on operands seen by ``view``; without one, the right operand is seen as the left one is."""
+
     def create(self: Builder, a: Handle, b: Handle) -> Value:
-        return Value(operation(view(a.data), view(b.data)), a.shape)
+        x, y = a.data, b.data
+        if view is not None:
+            x, y = view(x), view(y)
+        elif x.dtype != y.dtype:
+            y = y.view(x.dtype)
+        return Value(operation(x, y), a.shape)
 
     return create
 

@@ -24,7 +24,7 @@ from nbxtensor.backend.reference import reductions
 from nbxtensor.backend.reference.builder import EXECUTION
 from nbxtensor.backend.reference.rewriting import rewrite
 from nbxtensor.backend.reference.tensors import SEMANTIC, Tensor, adopt, constant, shared, spec_of
-from nbxtensor.backend.reference.values import NUMPY, Pointer, Value, convert
+from nbxtensor.backend.reference.values import Pointer, Value
 
 _RETURNS_TENSORS = not hasattr(CodeGenerator, "decide_return_type")  # before Triton 3.9 a returned number became a tensor
 _LIBRARY_STUBS, _LIBRARY = "triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice"
@@ -193,12 +193,11 @@ def load(pointer: Tensor, mask: Any = None, other: Any = None, **policy: Any) ->
         raise ValueError("`other` cannot be provided without `mask`")
     dims, stored = pointer_dims, tl.int8 if element.is_bool() else element
     mask, dims = _mask(mask, dims)
-    if other is not None:
-        if isinstance(other, Tensor):
-            dims = _broadcast(dims, other.spec.dims)
-            other = adopt(SEMANTIC.cast(other, stored)).handle.data
-        else:
-            other = convert(constant(other).handle.data, NUMPY[stored.name])
+    if isinstance(other, Tensor):
+        dims = _broadcast(dims, other.spec.dims)
+        other = adopt(SEMANTIC.cast(other, stored)).handle.data
+    elif other is not None:
+        other = _filler(other, type(other), stored.name)
     if dims != handle.shape:
         handle = Pointer(handle.base, handle.terms, dims, handle.pointee, handle.origin)
     data = EXECUTION.memory.load(handle, mask, other)
@@ -222,6 +221,12 @@ def store(pointer: Tensor, value: Any, mask: Any = None, **policy: Any) -> None:
     if dims != handle.shape:
         handle = Pointer(handle.base, handle.terms, dims, handle.pointee, handle.origin)
     EXECUTION.memory.store(handle, value.handle.data, mask)
+
+
+@functools.lru_cache(256)
+def _filler(value: Any, kind: type, dtype: str) -> Any:
+    """A number in a dtype of the language; ``kind`` tells 0 from 0.0 and False."""
+    return adopt(SEMANTIC.cast(constant(value), tl.dtype(dtype))).handle.data
 
 
 def _accessed(pointer: Any, policy: dict[str, Any]) -> tuple[Pointer, Any, tuple[int, ...]]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from inspect import signature
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -279,7 +281,7 @@ def _bind(cls: type[Tensor]) -> None:
     cls.__getitem__ = _getitem  # type: ignore[method-assign]
     for cls_, base in ((cls, tl.tensor), (Descriptor, tl.core.tensor_descriptor_base)):
         for name, member in vars(base).items():
-            if name not in vars(cls_) and tl.core.is_builtin(member):
+            if name not in vars(cls_) and isinstance(member, FunctionType) and "_semantic" in signature(member).parameters:
                 setattr(cls_, name, _method(member))
 
 
