@@ -550,11 +550,11 @@ def from_address(
     tensor on the memory is gone."""
     context, (address, nbytes) = view.device.context, extent
     if context.capabilities.host_addressable:
-        context.register(address, nbytes)  # type: ignore[attr-defined]
+        context.register(address, nbytes, not readonly)  # type: ignore[attr-defined]
 
         def done() -> None:
             if not view.device.closed:
-                context.unregister(address)  # type: ignore[attr-defined]
+                context.unregister(address, nbytes)  # type: ignore[attr-defined]
             if release is not None:
                 release()
     else:

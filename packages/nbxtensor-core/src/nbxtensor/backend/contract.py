@@ -209,8 +209,9 @@ class Context(Protocol):
         tensors: tuple[Bound, ...],
     ) -> None:
         """Starts the kernel. ``values`` holds one plain number for every entry of the artifact's ``parameters`` (a pointer's
-        is its address), which the driver packs; ``tensors`` are the tensors behind the pointers, in the pointers' order, for
-        drivers that bind by extent. No size of ``grid`` is 0."""
+        is its address), which the driver packs; a float beyond the range of an "fp32" is packed as infinity. ``tensors`` are
+        the tensors behind the pointers, in the pointers' order, for drivers that bind by extent; others may get none. No size
+        of ``grid`` is 0."""
 
 
 @runtime_checkable
@@ -231,8 +232,9 @@ class GraphContext(Protocol):
 class HostAddressableContext(Protocol):
     """The further verbs of a context whose capabilities declare ``host_addressable``: host memory used in place."""
 
-    def register(self, address: int, nbytes: int) -> None:
-        """Lets kernels use host memory that the context did not allocate; its owner keeps it alive until `unregister`."""
+    def register(self, address: int, nbytes: int, writable: bool = True) -> None:
+        """Lets kernels use host memory that the context did not allocate; its owner keeps it alive until `unregister`.
+        Ranges may repeat and overlap."""
 
-    def unregister(self, address: int) -> None:
-        """Ends what `register` began."""
+    def unregister(self, address: int, nbytes: int) -> None:
+        """Ends one registration of exactly these bytes."""

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbxtensor.backend.contract import DRIVER_API, Artifact, Bound, Capabilities, DeviceInfo, Variant
-from nbxtensor.backend.reference.memory import AddressSpace, Block, foreign, owned
+from nbxtensor.backend.reference.memory import AddressSpace, Block, owned
+from nbxtensor.backend.reference.registrations import Registrations
 from nbxtensor.errors import ArgumentError, CompileError, DeviceError, LaunchRefused, OutOfMemory, Unavailable
 
 _UNLIMITED = 2**31 - 1  # what a 32-bit launch parameter holds
@@ -69,6 +70,7 @@ class ReferenceContext:
     def __init__(self, info: DeviceInfo):
         self.info, self.capabilities = info, _capabilities()
         self._space = AddressSpace()
+        self._registered = Registrations(self._space)
         self._live = 0
         self._lock = threading.RLock()
         self._handles = itertools.count(1)
@@ -81,6 +83,7 @@ class ReferenceContext:
         with self._lock:
             self._closed = True
             self._space.clear()
+            self._registered.clear()
             self._loaded.clear()
             self._live = 0
 
@@ -97,22 +100,25 @@ class ReferenceContext:
     def free_host(self, address: int) -> None:
         self._free(address, "allocate_host", "free_host")
 
-    def register(self, address: int, nbytes: int, *, writable: bool = True) -> None:
+    def register(self, address: int, nbytes: int, writable: bool = True) -> None:
         """Lets kernels and copies access ``nbytes`` bytes of the caller's memory, which the caller keeps alive until
-        `unregister`. A store to memory that is not ``writable`` is refused. Raises `DeviceError` where the range is empty
-        or overlaps live memory."""
+        `unregister`; ranges may overlap. A store to memory that is not ``writable`` is refused. Raises `DeviceError` where
+        the range is empty or reaches past the end of an allocation."""
         with self._lock:
             self._require_open("register")
             if nbytes <= 0 or address <= 0:
                 raise DeviceError(f"register: {nbytes} bytes at {address:#x}: no memory")
             try:
-                self._space.add(foreign(address, nbytes, writable))
+                self._registered.add(address, nbytes, writable)
             except ValueError as error:
                 raise DeviceError(f"register: {nbytes} bytes at {address:#x}: {error}") from None
 
-    def unregister(self, address: int) -> None:
-        """Ends what `register` began; another address raises `DeviceError`."""
-        self._free(address, "register", "unregister")
+    def unregister(self, address: int, nbytes: int) -> None:
+        """Ends what one `register` of these bytes began; others raise `DeviceError`."""
+        with self._lock:
+            self._require_open("unregister")
+            if not self._registered.remove(address, nbytes):
+                raise DeviceError(f"unregister: {nbytes} bytes at {address:#x} are not registered")
 
     def copy_in(self, device: int, host: int, nbytes: int, stream: int | None = None) -> None:
         with self._lock:
@@ -259,8 +265,7 @@ class ReferenceContext:
             block: Block | None = self._space.remove(address, origin)
             if block is None:
                 raise DeviceError(f"{verb}: address={address:#x}: is not one that {origin} gave, or no longer")
-            if origin != "register":
-                self._live -= block.end - block.start
+            self._live -= block.end - block.start
 
     def _checked(self, verb: str, stream: int | None, nbytes: int, *ranges: tuple[int, bool]) -> bool:
         """Whether there is anything to do; refuses (address, written) ranges that are not inside live memory."""
