@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from nbxtensor.ops.attention import (
+    scaled_dot_product_attention,
+)
 from nbxtensor.ops.copying import (
     cast,
     cat,
@@ -154,6 +157,7 @@ __all__ = [
     "reshape",
     "rms_norm",
     "rsqrt",
+    "scaled_dot_product_attention",
     "sigmoid",
     "silu",
     "softmax",

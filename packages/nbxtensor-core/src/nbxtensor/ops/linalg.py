@@ -104,7 +104,9 @@ def _transposed(s: Spec) -> Spec:
 def _plan_matmul(a: Spec, b: Spec, precision: str = "ieee") -> Plan:
     for argument, s in (("a", a), ("b", b)):
         if not s.shape:
-            raise ShapeError("matmul", argument, s.shape, "must have at least 1 dimension; * multiplies by a 0-d tensor")
+            raise ShapeError(
+                "matmul", argument, s.shape, "must have at least 1 dimension; * multiplies by a 0-d tensor"
+            )
     _inner("matmul", "b", a, b, b.shape[-2] if len(b.shape) > 1 else b.shape[0])
     rows, columns = a.shape[-2:-1], b.shape[-1:] if len(b.shape) > 1 else ()
     batch = _shape.broadcast_shapes(a.shape[:-2], b.shape[:-2], where="matmul")
@@ -128,7 +130,9 @@ def _check_batches(where: str, a: Spec, b: Spec) -> None:
     _has_dims(where, "a", a, 3)
     _has_dims(where, "b", b, 3)
     if a.shape[0] != b.shape[0]:
-        raise ShapeError(where, "b", b.shape, f"must have the batch size {a.shape[0]} of a {a.shape}; matmul broadcasts")
+        raise ShapeError(
+            where, "b", b.shape, f"must have the batch size {a.shape[0]} of a {a.shape}; matmul broadcasts"
+        )
     _inner(where, "b", a, b, b.shape[1])
 
 
@@ -157,7 +161,9 @@ def _plan_linear(x: Spec, weight: Spec, bias: Spec | None, activation: str | Non
     if activation is not None and activation not in names:
         raise ArgumentError("linear", "activation", activation, f"must be None or one of {', '.join(names)}")
     if activation is not None and result_type(x.dtype, weight.dtype, where="linear").kind != "float":
-        raise DTypeError("linear", "activation", activation, f"needs floating operands, not {x.dtype} and {weight.dtype}")
+        raise DTypeError(
+            "linear", "activation", activation, f"needs floating operands, not {x.dtype} and {weight.dtype}"
+        )
     left = x if len(x.shape) > 1 else _as_row(x)
     addend = None if bias is None else (Ref("in", 2), bias)
     return _product(
@@ -297,7 +303,8 @@ def baddbmm(
 
 #: Shapes of a @ b: one element, a tile's edge on each side, many steps along K, and the empty ones.
 _MATRICES: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = tuple(
-    ((m, k), (k, n)) for m, n, k in ((1, 1, 1), (65, 63, 33), (3, 5, 200), (129, 257, 1), (3, 4, 0), (0, 2, 5), (2, 0, 3))
+    ((m, k), (k, n))
+    for m, n, k in ((1, 1, 1), (65, 63, 33), (3, 5, 200), (129, 257, 1), (3, 4, 0), (0, 2, 5), (2, 0, 3))
 )
 _LARGEST_K = 200
 
@@ -369,7 +376,14 @@ _register(
 )  # fmt: skip
 _register("mv", mv, ("a", "x"), _pairs(((3, 5), (5,)), ((129, 200), (200,)), ((3, 0), (0,)), ((0, 3), (3,))),
           _refused((2, 3), (3,), (2,), (3, 1)), {"mv": mv})  # fmt: skip
-_register("dot", dot, ("a", "b"), _pairs(((1,), (1,)), ((200,), (200,)), ((0,), (0,))), _refused((3,), (3,), (2,), (3, 1)), {"dot": dot})
+_register(
+    "dot",
+    dot,
+    ("a", "b"),
+    _pairs(((1,), (1,)), ((200,), (200,)), ((0,), (0,))),
+    _refused((3,), (3,), (2,), (3, 1)),
+    {"dot": dot},
+)
 _register(
     "linear", linear, ("x", "weight", "bias"),
     [Sample((Input(x), Input(w), None)) for x, w in (((5,), (3, 5)), ((3, 5), (2, 5)), ((2, 3, 5), (7, 5)), ((0, 5), (3, 5)))]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbxtensor import shape as _shape
-from nbxtensor.backend.device_files import Facts
 from nbxtensor.backend.kernel_source import Kernel, Scalar, TritonDType
 from nbxtensor.backend.launcher import Ref, Step
 from nbxtensor.dtype import DType, float32, float64, int8, int32, int64
 from nbxtensor.kernels import elementwise
 from nbxtensor.tensor import Spec
+
+if TYPE_CHECKING:
+    from nbxtensor.backend.device_files import Facts
 
 _STRIDES = ("so_m", "so_n", "sa_m", "sa_k", "sb_k", "sb_n", "sd_m", "sd_n")
 _CONSTANTS = (
@@ -30,7 +32,7 @@ ACTIVATIONS = ("identity", "relu", "gelu", "gelu_tanh", "silu")
 #: How float32 operands are multiplied: as they are, or rounded to 11 significant bits for the matrix units.
 PRECISIONS = ("ieee", "tf32")
 
-_SMALLEST = 16  # the smallest tile side that the matrix units of every target take
+SMALLEST = 16  #: the smallest side of a tile that the matrix units of every target take
 _ACCUMULATORS_A_WARP = 1024
 _INT32_LIMIT = 1 << 31
 
@@ -59,23 +61,23 @@ def tiles(facts: Facts, m: int, n: int, k: int, dtype: DType) -> Tiles:
     Sides shrink to the next power of two of the problem. The step along K is halved until all stages fit in shared memory,
     the tile until its accumulators take at most half of the registers, and a warp has at least 1024 of them.
     """
-    block_m, block_n = (min(facts[f"gemm.block_{side}"], _side(size)) for side, size in (("m", m), ("n", n)))
+    block_m, block_n = (min(facts[f"gemm.block_{side}"], side(size)) for side, size in (("m", m), ("n", n)))
     registers = facts.get("limits.max_registers_per_block")
     budget = None if registers is None else 2 * registers  # bytes: half of the registers, of 4 bytes each
     while budget is not None and block_m * block_n * accumulator(dtype).itemsize > budget:
         block_m, block_n = (block_m // 2, block_n) if block_m > block_n else (block_m, block_n // 2)
-    smallest = 32 if dtype.itemsize == 1 else _SMALLEST
+    smallest = 32 if dtype.itemsize == 1 else SMALLEST
     stages, shared = facts["gemm.num_stages"], facts["memory.max_shared_memory_per_block"]
-    block_k = max(smallest, min(facts["gemm.block_k"], _side(k)))
+    block_k = max(smallest, min(facts["gemm.block_k"], side(k)))
     while block_k > smallest and stages * (block_m + block_n) * block_k * dtype.itemsize > shared:
         block_k //= 2
     warps = min(facts["gemm.num_warps"], max(1, block_m * block_n // _ACCUMULATORS_A_WARP))
     return Tiles(block_m, block_n, block_k, facts["gemm.group_m"], warps, stages)
 
 
-def _side(size: int) -> int:
+def side(size: int) -> int:
     """The next power of two, at least the smallest side."""
-    return max(_SMALLEST, 1 << max(size - 1, 0).bit_length())
+    return max(SMALLEST, 1 << max(size - 1, 0).bit_length())
 
 
 class _Problem:

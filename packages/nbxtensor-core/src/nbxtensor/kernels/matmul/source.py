@@ -96,7 +96,9 @@ def matmul(out, a, b, addend, alpha, beta, M, N, K, batch, so, sa, sb, sd, so_m,
         if ROW:
             extra = convert(tl.load(addend + rn * sd_n, mask=in_n, other=0.0), ACC, False)[None, :]
         else:
-            extra = convert(tl.load(addend + (rm[:, None] * sd_m + rn[None, :] * sd_n), mask=inside, other=0.0), ACC, False)
+            extra = convert(
+                tl.load(addend + (rm[:, None] * sd_m + rn[None, :] * sd_n), mask=inside, other=0.0), ACC, False
+            )
         if beta is not None:
             extra = extra * beta.to(ACC)
         acc = acc + extra
