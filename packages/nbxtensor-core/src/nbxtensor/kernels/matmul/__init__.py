@@ -61,7 +61,7 @@ def tiles(facts: Facts, m: int, n: int, k: int, dtype: DType) -> Tiles:
     Sides shrink to the next power of two of the problem. The step along K is halved until all stages fit in shared memory,
     the tile until its accumulators take at most half of the registers, and a warp has at least 1024 of them.
     """
-    block_m, block_n = (min(facts[f"gemm.block_{side}"], side(size)) for side, size in (("m", m), ("n", n)))
+    block_m, block_n = min(facts["gemm.block_m"], side(m)), min(facts["gemm.block_n"], side(n))
     registers = facts.get("limits.max_registers_per_block")
     budget = None if registers is None else 2 * registers  # bytes: half of the registers, of 4 bytes each
     while budget is not None and block_m * block_n * accumulator(dtype).itemsize > budget:
