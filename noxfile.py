@@ -133,19 +133,25 @@ def tests_mixed(session: nox.Session) -> None:
 @nox.session(name="conformance-reference", tags=["conformance"])
 def conformance_reference(session: nox.Session) -> None:
     """The conformance suite on the Triton interpreter."""
-    conformance(session, "reference", "cpu")
+    conformance(session, "cpu", "--driver", "reference")
+
+
+@nox.session(name="conformance-cuda-standin", tags=["conformance"])
+def conformance_cuda_standin(session: nox.Session) -> None:
+    """The conformance suite on the CUDA driver over a libcuda that gcc builds here and the interpreter runs kernels for."""
+    conformance(session, "cuda", "--driver-object", "standins.cuda.subject:driver")
 
 
 @nox.session(name="conformance-cuda", tags=["hardware"])
 def conformance_cuda(session: nox.Session) -> None:
     """The conformance suite on an NVIDIA GPU."""
-    conformance(session, "cuda", "cuda")
+    conformance(session, "cuda", "--driver", "cuda")
 
 
-def conformance(session: nox.Session, driver: str, *packages: str) -> None:
-    install_editable(session, "core", *packages)
-    session.install("pytest")
-    session.run("python", "-m", "nbxtensor.conformance", "--driver", driver, *session.posargs)
+def conformance(session: nox.Session, package: str, *subject: str) -> None:
+    install_editable(session, "core", package)
+    session.install("pytest>=8")
+    session.run("python", "-m", "nbxtensor.conformance", *subject, *session.posargs, env={"PYTHONPATH": "tests"})
 
 
 @nox.session
