@@ -257,6 +257,25 @@ assert registry.by_name("meta")[0].driver is not None
     assert result.stdout.split() == ["acme-gpu", "3.1", "OSError"], result.stderr
 
 
+@pytest.mark.parametrize("malformed", [False, True])
+def test_a_torn_installation_hurts_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, malformed: bool) -> None:
+    """An interrupted pip leaves a distribution without metadata; a malformed file breaks Python's own question."""
+    info = tmp_path / "torn-1.0.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text(f"[{registry.GROUP}]\ntorn = torn:driver\n")
+    if malformed:
+        (info / "entry_points.txt").write_text(f"[{registry.GROUP}]\ntorn\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if malformed:
+        with pytest.warns(RuntimeWarning, match="cannot be read"):
+            points = registry.entry_points()
+    else:
+        points = registry.entry_points()
+    assert {"reference", "meta"} <= {point.name for point in points}
+    torn = [registry.distribution(point) for point in points if point.name == "torn"]
+    assert torn == ([] if malformed else [("unknown distribution", "?")])
+
+
 def test_the_installed_drivers_keep_the_contract() -> None:
     registry.refresh()
     ours = {entry.name: entry.error for entry in registry.drivers() if entry.distribution.startswith("nbxtensor")}

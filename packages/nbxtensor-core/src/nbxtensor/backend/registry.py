@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -15,7 +16,7 @@ from nbxtensor.backend.contract import DRIVER_API, DeviceInfo, Driver
 from nbxtensor.errors import ArgumentError, DeviceError, Unavailable
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import Distribution, EntryPoint
 
 GROUP = "nbxtensor.drivers"
 
@@ -59,9 +60,19 @@ _probed: dict[tuple[str, str, str, int], list[DeviceInfo] | Unavailable] = {}
 
 def entry_points() -> list[EntryPoint]:
     """The entry points of the installed distributions, sorted, not imported."""
-    from importlib.metadata import entry_points as installed  # costs about 20 ms
+    import importlib.metadata as installed  # reading all distributions costs about 20 ms
 
-    return sorted(installed(group=GROUP), key=_order)
+    try:
+        found = list(installed.entry_points(group=GROUP))
+    except Exception:  # one distribution's malformed file makes the question fail for all
+        found = [point for one in installed.distributions() for point in _readable(one)]
+    return sorted(found, key=_order)
+
+
+def distribution(point: EntryPoint) -> tuple[str, str]:
+    """Name and version of the distribution that declares an entry point, as far as they can be read."""
+    names = (point.dist.name, point.dist.version) if point.dist is not None else (None, None)
+    return names[0] or "unknown distribution", names[1] or "?"
 
 
 def entries(source: Iterable[EntryPoint]) -> tuple[Entry, ...]:
@@ -142,7 +153,7 @@ def refusals() -> dict[str, list[Unavailable]]:
 
 
 def _order(point: EntryPoint) -> tuple[str, str, str]:
-    return point.name, _distribution(point)[0], point.value
+    return point.name, distribution(point)[0], point.value
 
 
 def _rank(entry: Entry) -> tuple[bool, int, str, str]:
@@ -150,8 +161,12 @@ def _rank(entry: Entry) -> tuple[bool, int, str, str]:
     return entry.driver is None, -priority, entry.name, entry.distribution
 
 
-def _distribution(point: EntryPoint) -> tuple[str, str]:
-    return (point.dist.name, point.dist.version) if point.dist is not None else ("unknown distribution", "?")
+def _readable(one: Distribution) -> list[EntryPoint]:
+    try:
+        return list(one.entry_points.select(group=GROUP))
+    except Exception as error:
+        warnings.warn(f"the entry points of {one.name} cannot be read: {_said(error)}", RuntimeWarning, stacklevel=4)
+        return []
 
 
 def _entry(point: EntryPoint) -> Entry:
@@ -164,7 +179,7 @@ def _entry(point: EntryPoint) -> Entry:
         SystemExit,
     ) as raised:  # whatever a plug-in does at import is its own; a keyboard interrupt is not
         error = raised
-    return Entry(point.name, *_distribution(point), point.value, driver, error)
+    return Entry(point.name, *distribution(point), point.value, driver, error)
 
 
 def _checked(name: str, found: Any) -> Driver:

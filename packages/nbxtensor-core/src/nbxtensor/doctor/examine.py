@@ -31,9 +31,7 @@ def answer(question: Callable[[], dict[str, Any]]) -> int:
 
 def probe(name: str, distribution: str) -> dict[str, Any]:
     """Imports one driver and asks it for its devices; the other drivers are not imported."""
-    points = [
-        p for p in registry.entry_points() if p.name == name and p.dist is not None and p.dist.name == distribution
-    ]
+    points = [p for p in registry.entry_points() if (p.name, registry.distribution(p)[0]) == (name, distribution)]
     entry = registry.entries(points)[0]
     if entry.driver is None:
         return {"unavailable": _refusal(entry.error or DeviceError("no driver"))}

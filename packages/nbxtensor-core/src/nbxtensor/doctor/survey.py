@@ -125,7 +125,7 @@ def survey(timeout: float) -> Survey:
 
 
 def _driver(point: EntryPoint, timeout: float) -> DriverReport:
-    distribution = (point.dist.name, point.dist.version) if point.dist is not None else ("", "")
+    distribution = registry.distribution(point)
     answer = ask("--probe", point.name, distribution[0], timeout=timeout)
     said = answer.said or {}
     refusal = said.get("unavailable", {"reason": "", "detail": "", "fix": ""})
