@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import os
 import traceback
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import triton
 import triton.language as tl
 
 from nbxtensor.backend.contract import Parameter, Variant
@@ -33,7 +35,7 @@ class InterpretedKernel:
                 name: translate(value.jit() if hasattr(value, "jit") else value) for name, value in variant.constants
             }
             self._arguments = [_Argument(self.name, p) for p in variant.parameters]
-        except (ImportError, AttributeError, SyntaxError, OSError) as error:
+        except (ImportError, AttributeError, SyntaxError, OSError, NotImplementedError) as error:
             raise CompileError(self.name, "reference", f"{type(error).__name__}: {error}") from error
         self._tuples = _tuples(variant.parameters)
         self._constants.update(_empty_tuples(variant, self._tuples, self._constants))
@@ -47,26 +49,28 @@ class InterpretedKernel:
         extents: tuple[tuple[int, int], ...],
     ) -> None:
         """Runs every program, one after another. ``extents`` confines the pointers, in their order, where given."""
-        given = self._bind(values)
+        if len(values) != len(self._arguments):
+            raise LaunchRefused(self.name, f"{len(values)} values for {len(self._arguments)} parameters")
         pointers = [p.name for p in self.parameters if p.type.startswith("*")]
         bounded: dict[str | None, tuple[int, int]] = dict(zip(pointers, extents))
         EXECUTION.memory, EXECUTION.grid = Accessor(space, bounded), grid
         python, (nx, ny, nz) = self._python, grid
         try:
             with np.errstate(all="ignore"):
+                given = self._bind(values)
                 for z in range(nz):
                     for y in range(ny):
                         for x in range(nx):
                             EXECUTION.program = (x, y, z)
                             python(**given)
+        except LaunchRefused:
+            raise
         except AccessError as error:
             raise MemoryFault(self.name, EXECUTION.program, _where(error), error.address, error.parameter) from error
         except Exception as error:
             raise KernelFault(self.name, EXECUTION.program, _where(error)) from error
 
     def _bind(self, values: tuple[int | float, ...]) -> dict[str, Any]:
-        if len(values) != len(self._arguments):
-            raise LaunchRefused(self.name, f"{len(values)} values for {len(self._arguments)} parameters")
         given = dict(self._constants)
         for argument, value in zip(self._arguments, values):
             given[argument.name] = argument.of(value)
@@ -91,7 +95,7 @@ class _Argument:
         self._kernel, self.name, self._type, self._kept = kernel, parameter.name, parameter.type, parameter.kept
         element = _dtype(parameter.type.removeprefix("*").removeprefix("k"))
         if element is None:
-            raise LaunchRefused(kernel, f"parameter {parameter.name} is of the unknown type {parameter.type!r}")
+            raise NotImplementedError(f"parameter {parameter.name} of type {parameter.type!r}")
         self._numpy = NUMPY[element.name]
         pointer = parameter.type.startswith("*")
         self._is_pointer = pointer
@@ -135,9 +139,9 @@ def _empty_tuples(variant: Variant, tuples: Mapping[str, int], constants: Mappin
 
 def _where(error: BaseException) -> str:
     """The error, and the line of the kernel it comes from."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OWN)]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THE_KERNELS)]
     line = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
     return f"{type(error).__name__}: {error}{line}" if not isinstance(error, AccessError) else f"{error}{line}"
 
 
-_OWN = __file__.rpartition("/")[0]
+_NOT_THE_KERNELS = (os.path.dirname(__file__), os.path.dirname(triton.__file__))

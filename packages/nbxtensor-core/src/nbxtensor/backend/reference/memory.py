@@ -186,27 +186,30 @@ class Accessor:
     def _cells(self, pointer: Pointer, addresses: Array, write: bool) -> Iterator[tuple[Array, Array, Any]]:
         """For each block that the addresses lie in: its elements, the elements' indices, and which addresses they are."""
         size = pointer.pointee.itemsize
-        lanes: Any = slice(None)
-        rest = addresses
-        while rest.size:
-            low, high = int(rest.min()), int(rest.max())
+        limits = self._limits.get(pointer.origin)
+        if limits is not None:
+            outside = (addresses < limits[0]) | (addresses + size > limits[1])
+            if outside.any():
+                raise self._refusal(pointer, int(addresses[outside.argmax()]), write)
+        lanes = np.arange(addresses.size)
+        while lanes.size:
+            here = addresses[lanes]
+            low, high = int(here.min()), int(here.max())
             block = self._block(pointer, low, high + size, write)
-            here = rest
-            if block is None:  # several blocks, as behind a table of pointers
-                block = self._block(pointer, int(rest[0]), int(rest[0]) + size, write)
+            chosen = lanes
+            if block is None:  # no block holds them all, as behind a table of pointers
+                block = self._block(pointer, int(here[0]), int(here[0]) + size, write)
                 if block is None:
-                    raise self._refusal(pointer, int(rest[0]), write)
-                inside = (rest >= block.start) & (rest + size <= block.end)
-                every = np.arange(addresses.size)[lanes]
-                here, lanes, rest = rest[inside], every[inside], rest[~inside]
-                outside, low = every[~inside], int(here.min())
+                    raise self._refusal(pointer, int(here[0]), write)
+                inside = (here >= block.start) & (here + size <= block.end)
+                chosen, here, lanes = lanes[inside], here[inside], lanes[~inside]
+                low = int(here.min())
             else:
-                outside, rest = np.empty(0, np.int64), rest[:0]
+                lanes = lanes[:0]
             at = here - low
-            step = size if not (at % size).any() else 1
-            room = (block.end - low - size) // step + 1
-            yield np.ndarray((room,), pointer.pointee, block.bytes, low - block.start, (step,)), at // step, lanes
-            lanes = outside
+            step = 1 if (at % size).any() else size
+            cells = ((block.end - low - size) // step + 1,)
+            yield np.ndarray(cells, pointer.pointee, block.bytes, low - block.start, (step,)), at // step, chosen
 
     def _refusal(self, pointer: Pointer, address: int, write: bool) -> AccessError:
         size, origin = pointer.pointee.itemsize, pointer.origin
