@@ -72,8 +72,9 @@ class CudaContext(GraphVerbs):
 
     def close(self) -> None:
         with self._lock:
+            lost = self._cuda.lost  # what was reported before is not reported again
             failure = self._let_go()
-        if failure is not None and not self._cuda.gone_at_exit(failure.code):
+        if failure is not None and failure.code != lost and not self._cuda.gone_at_exit(failure.code):
             raise failure
 
     def _let_go(self) -> DriverError | None:

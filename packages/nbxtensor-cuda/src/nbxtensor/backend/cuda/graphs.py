@@ -91,11 +91,13 @@ class GraphVerbs(KernelVerbs):
         scratch, before = self._scratch.pop(stream, None), self._aside.pop(stream)
         if before is not None:
             self._scratch[stream] = before
+        captured = self._ffi.new("CUgraph *")
         try:
-            return self._cuda.integer(self._cuda.cuStreamEndCapture, stream, type="CUgraph"), scratch
+            self._cuda.cuStreamEndCapture(stream, captured)
         except BaseException:
             self._free_scratch(scratch)
             raise
+        return int(captured[0]), scratch
 
     def _drop_graph(self, handle: int, scratch: Scratch | None) -> None:
         """Frees a graph that nobody refers to any more, on whatever thread the collector runs. A closed context has

@@ -55,9 +55,10 @@ class Library:
 
     def __init__(self, ffi: Any, raw: Any, path: str):
         self.ffi, self.raw, self.path, self.owner = ffi, raw, path, os.getpid()
-        for name in functions():
-            if self.has(name):
-                setattr(self, name, self._checked(name, getattr(raw, name)))
+        self.lost: int | None = None  # the code of a fault that ended the primary context, once it was reported
+        self._names = {name for name in functions() if _exports(ffi, raw, name)}
+        for name in self._names:
+            setattr(self, name, self._checked(name, getattr(raw, name)))
         self.version = self.integer(self.cuDriverGetVersion)
 
     def __getattr__(self, name: str) -> Any:
@@ -67,7 +68,7 @@ class Library:
 
     def has(self, *names: str) -> bool:
         """Whether the driver has all these functions."""
-        return all(hasattr(self.raw, name) for name in names)
+        return self._names.issuperset(names)
 
     def provides(self, feature: str) -> bool:
         """Whether the driver has all functions of a feature of `nbxtensor.backend.cuda.ffi.OPTIONAL`."""
@@ -87,6 +88,8 @@ class Library:
             text = self._text(self.raw.cuGetErrorString, code)
             if code in errors.ADVICE:
                 text += f": {errors.ADVICE[code]}"
+            if code in errors.STICKY:
+                self.lost = code
         return DriverError(call, code, self.name(code), text)
 
     def gone_at_exit(self, code: int) -> bool:
@@ -111,6 +114,14 @@ class Library:
                 raise self.failure(name, code)
 
         return call
+
+
+def _exports(ffi: Any, raw: Any, name: str) -> bool:
+    try:
+        getattr(raw, name)
+    except (AttributeError, ffi.error):
+        return False
+    return True
 
 
 def functions() -> list[str]:
@@ -163,7 +174,7 @@ def _start() -> Library:
             tried.append(f"{candidate}: {str(error).removeprefix(f'cannot load library {candidate!r}: ')}")
             continue
         for name in _FUNCTION.findall(declared.REQUIRED):
-            if not hasattr(raw, name):
+            if not _exports(ffi, raw, name):
                 raise MissingSymbol(name, candidate)
         path = mapped_path(int(ffi.cast("uintptr_t", ffi.addressof(raw, "cuInit")))) or candidate
         seen.add(os.path.realpath(path))
