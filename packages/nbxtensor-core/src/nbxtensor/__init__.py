@@ -1,9 +1,9 @@
 """Tensors and Triton kernels for inference, without torch.
 
-    import nbxtensor as nbx
+import nbxtensor as nbx
 
-    a = nbx.ones((256, 64), dtype="float16")
-    print((a + 1).device)
+a = nbx.ones((256, 64), dtype="float16")
+print((a + 1).device)
 """
 
 from __future__ import annotations
@@ -40,3 +40,11 @@ from nbxtensor.ops import *  # noqa: F403 - the operators are the package's voca
 from nbxtensor.tensor import NBXTensor, from_numpy
 
 Tensor = NBXTensor
+
+
+def __getattr__(name: str) -> object:
+    if name == "from_dlpack":  # imported at its first use
+        from nbxtensor.dlpack import from_dlpack
+
+        return from_dlpack
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -96,9 +96,9 @@ def _drop(capsule: int) -> None:
             _delete(_dying_pointer(capsule, name))
 
 
-def device_of(self: NBXTensor) -> tuple[int, int]:
-    """``__dlpack_device__``: (DLDeviceType, device number)."""
-    device = self.spec.device
+def device_of(tensor: NBXTensor) -> tuple[int, int]:
+    """``tensor.__dlpack_device__()``: (DLDeviceType, device number)."""
+    device = tensor.spec.device
     code = _DEVICE_TYPES.get(device.type)
     if code is None:
         raise BufferError(f"__dlpack_device__: device {device.name} has no memory that DLPack describes")
@@ -106,29 +106,32 @@ def device_of(self: NBXTensor) -> tuple[int, int]:
 
 
 def export(
-    self: NBXTensor,
-    *,
-    stream: Any = None,
-    max_version: tuple[int, int] | None = None,
-    dl_device: tuple[int, int] | None = None,
-    copy: bool | None = None,
+    tensor: NBXTensor,
+    stream: Any,
+    max_version: tuple[int, int] | None,
+    dl_device: tuple[int, int] | None,
+    copy: bool | None,
 ) -> Any:
-    """``__dlpack__``: a capsule of this tensor's memory, which it keeps alive until the consumer deletes it.
+    """``tensor.__dlpack__``: a capsule of this tensor's memory, which it keeps alive until the consumer deletes it.
 
     ``max_version`` of (1, 0) or later gives a versioned capsule, which says that a tensor is read-only; without it a read-only
     tensor is a `BufferError`, as is everything else that cannot be exported as asked. ``dl_device`` (1, 0) gives a copy on
     the host of a tensor of another device. The device's stream is waited for unless ``stream`` is -1.
     """
-    here = device_of(self)
-    tensor, flags = self, 0
+    here = device_of(tensor)
+    flags = 0
     if dl_device is not None and tuple(int(n) for n in dl_device) != here:
         if int(dl_device[0]) != _DEVICE_TYPES["cpu"]:
-            raise BufferError(f"__dlpack__: dl_device={dl_device!r}: the tensor is on {here}, and only the host is another choice")
+            raise BufferError(
+                f"__dlpack__: dl_device={dl_device!r}: the tensor is on {here}, and only the host is another choice"
+            )
         if copy is False:
-            raise BufferError(f"__dlpack__: copy=False: the tensor is on {here} and dl_device={dl_device!r} needs a copy")
-        tensor, flags = self.to("cpu"), _IS_COPIED
+            raise BufferError(
+                f"__dlpack__: copy=False: the tensor is on {here} and dl_device={dl_device!r} needs a copy"
+            )
+        tensor, flags = tensor.to("cpu"), _IS_COPIED
     elif copy:
-        tensor, flags = self.clone(), _IS_COPIED
+        tensor, flags = tensor.clone(), _IS_COPIED
     if tensor.spec.device.type == "cpu" and stream is not None and dl_device is None:
         raise BufferError(f"__dlpack__: stream={stream!r}: must be None for a tensor on the host")
     if stream != -1:
@@ -136,7 +139,9 @@ def export(
     versioned = max_version is not None and tuple(max_version) >= (1, 0)
     if tensor.storage.readonly:
         if not versioned:
-            raise BufferError("__dlpack__: the tensor is read-only, which a capsule without a version cannot say; pass max_version=(1, 0)")
+            raise BufferError(
+                "__dlpack__: the tensor is read-only, which a capsule without a version cannot say; pass max_version=(1, 0)"
+            )
         flags |= _READ_ONLY
     managed: Any = _Versioned() if versioned else _Legacy()
     if versioned:
@@ -153,7 +158,11 @@ def _describe(target: Any, tensor: NBXTensor) -> None:
     s = tensor.spec
     shape = s.shape
     # Consumers disagree on the strides of dimensions of size 1 and of empty tensors: give the canonical ones.
-    strides = _shape.contiguous_strides(shape) if s.contiguous else tuple(1 if n == 1 else k for n, k in zip(shape, s.strides))
+    strides = (
+        _shape.contiguous_strides(shape)
+        if s.contiguous
+        else tuple(1 if n == 1 else k for n, k in zip(shape, s.strides))
+    )
     target.data, target.byte_offset, target.ndim = tensor.ptr, 0, len(shape)
     target.device = _DLDevice(*device_of(tensor))
     code, bits = s.dtype.dlpack
@@ -174,7 +183,9 @@ def from_dlpack(x: Any, device: DeviceLike = None, *, copy: bool | None = None) 
     kind, index = x.__dlpack_device__()
     type_name = _TYPES_OF.get(int(kind))
     if type_name is None:
-        raise BufferError(f"from_dlpack: the producer's device ({int(kind)}, {index}) is of a type that no driver serves")
+        raise BufferError(
+            f"from_dlpack: the producer's device ({int(kind)}, {index}) is of a type that no driver serves"
+        )
     home = runtime.device("cpu" if type_name == "cpu" else f"{type_name}:{int(index)}")
     target = home if device is None else runtime.device(device)
     if copy is False and target is not home:
@@ -198,11 +209,15 @@ def _capsule(x: Any, type_name: str) -> Any:
 def _consume(capsule: Any, device: runtime.Device, copy: bool | None) -> NBXTensor:
     kind: Any = next((k for k, name in _NAMES.items() if _is_valid(capsule, name)), None)
     if kind is None:
-        raise ArgumentError("from_dlpack", "x", capsule, "its __dlpack__ must give a capsule that was not consumed before")
+        raise ArgumentError(
+            "from_dlpack", "x", capsule, "its __dlpack__ must give a capsule that was not consumed before"
+        )
     address = _pointer(capsule, _NAMES[kind])
     managed = kind.from_address(address)
     if kind is _Versioned and managed.major != _VERSION[0]:
-        raise BufferError(f"from_dlpack: the producer speaks version {managed.major}.{managed.minor}, this library {_VERSION[0]}")
+        raise BufferError(
+            f"from_dlpack: the producer speaks version {managed.major}.{managed.minor}, this library {_VERSION[0]}"
+        )
     _set_name(capsule, _USED[kind])  # from here on the deleter is ours to call
     release = _once(managed.deleter, address)
     try:
@@ -249,7 +264,3 @@ def _adopt(managed: Any, device: runtime.Device, copy: bool | None, release: Cal
     made = from_numpy(host, device)
     release()
     return made
-
-
-NBXTensor.__dlpack__ = export  # type: ignore[attr-defined]
-NBXTensor.__dlpack_device__ = device_of  # type: ignore[attr-defined]

@@ -137,7 +137,9 @@ class KernelFault(DeviceError):
 class MemoryFault(KernelFault):
     """A kernel touched memory that is not its own: also the ``address``, and the ``parameter`` it comes from, or None."""
 
-    def __init__(self, kernel: str, program: tuple[int, int, int], cause: str, address: int, parameter: str | None = None):
+    def __init__(
+        self, kernel: str, program: tuple[int, int, int], cause: str, address: int, parameter: str | None = None
+    ):
         self.address, self.parameter = address, parameter
         super().__init__(kernel, program, cause)
 

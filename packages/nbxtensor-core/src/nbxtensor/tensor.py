@@ -47,7 +47,9 @@ class ForeignStorage:
 
     __slots__ = ("device", "address", "nbytes", "readonly", "base", "_release", "__weakref__")
 
-    def __init__(self, device: runtime.Device, address: int, nbytes: int, base: Any, readonly: bool, release: Any = None):
+    def __init__(
+        self, device: runtime.Device, address: int, nbytes: int, base: Any, readonly: bool, release: Any = None
+    ):
         self.device, self.address, self.nbytes, self.readonly = device, address, nbytes, readonly
         self.base, self._release = base, release
 
@@ -80,9 +82,7 @@ class Spec:
 _specs: dict[tuple[Any, ...], Spec] = {}
 
 
-def spec(
-    device: runtime.Device, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...] | None = None
-) -> Spec:
+def spec(device: runtime.Device, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> Spec:
     """The interned `Spec`; ``strides`` None means contiguous in C order."""
     key = (id(device), dtype, shape, strides)
     found = _specs.get(key)
@@ -303,7 +303,9 @@ class NBXTensor:
         if any(n == -1 for n in sizes[:lead]):
             raise ShapeError("expand", "shape", sizes, "-1 keeps a size, and a new leading dimension has none")
         target = tuple(s.shape[d - lead] if n == -1 else n for d, n in enumerate(sizes))
-        return _alias(self, s.with_strides(target, _shape.broadcast_strides(s.shape, s.strides, target, where="expand")))
+        return _alias(
+            self, s.with_strides(target, _shape.broadcast_strides(s.shape, s.strides, target, where="expand"))
+        )
 
     def expand_as(self, other: NBXTensor) -> NBXTensor:
         return self.expand(*other.shape)
@@ -330,7 +332,9 @@ class NBXTensor:
         if not 0 <= first <= size:
             raise ShapeError("narrow", "start", start, f"must lie within dimension {d} of size {size}")
         if not 0 <= length <= size - first:
-            raise ShapeError("narrow", "length", length, f"must be from 0 to {size - first} (dimension {d} has size {size})")
+            raise ShapeError(
+                "narrow", "length", length, f"must be from 0 to {size - first} (dimension {d} has size {size})"
+            )
         view = s.with_strides((*s.shape[:d], length, *s.shape[d + 1 :]), s.strides)
         return _alias(self, view, first * s.strides[d])
 
@@ -356,7 +360,9 @@ class NBXTensor:
         low, high = _shape.extent(new, steps)
         capacity = self.storage.nbytes // self.itemsize
         if _shape.numel(new) and (offset + low < 0 or offset + high >= capacity):
-            rule = f"elements {offset + low} to {offset + high} are not all inside of the storage of {capacity} elements"
+            rule = (
+                f"elements {offset + low} to {offset + high} are not all inside of the storage of {capacity} elements"
+            )
             raise ShapeError("as_strided", "storage_offset", offset, rule)
         return _alias(self, self.spec.with_strides(new, steps), offset - self.storage_offset)
 
@@ -397,15 +403,38 @@ class NBXTensor:
         if s.device.suspect:
             s.device.check()
         if target is not host:
-            view = np.lib.stride_tricks.as_strided(target[-low:], s.shape, [n * size for n in s.strides], writeable=False)
+            view = np.lib.stride_tricks.as_strided(
+                target[-low:], s.shape, [n * size for n in s.strides], writeable=False
+            )
             host[...] = view
         return host
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:
-            raise ValueError("a tensor cannot become a numpy array without a copy; use numpy.from_dlpack on a host device")
+            raise ValueError(
+                "a tensor cannot become a numpy array without a copy; use numpy.from_dlpack on a host device"
+            )
         host = self.numpy()
         return host if dtype is None else host.astype(dtype, copy=False)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """See `nbxtensor.dlpack.export`."""
+        from nbxtensor import dlpack
+
+        return dlpack.export(self, stream, max_version, dl_device, copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(DLDeviceType, device number)."""
+        from nbxtensor import dlpack
+
+        return dlpack.device_of(self)
 
     def item(self) -> bool | int | float | complex:
         """The value of a tensor of one element, as a Python number."""

@@ -8,6 +8,7 @@ to see launches sets a recorder; a `Launch` is built only then.
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple, Union
 
@@ -58,17 +59,19 @@ class Plan(NamedTuple):
     ranges: Mapping[int, tuple[int, int, DType]] = {}
 
 
-_faults: list[tuple[str, str, str]] = []
+_faults: dict[int, tuple[str, str, str]] = {}
 
 
 def fault(where: str, argument: str, rule: str) -> int:
-    """A new code that a kernel writes to the status word when a value of ``argument`` breaks ``rule``."""
-    _faults.append((where, argument, rule))
-    return len(_faults)
+    """The code that a kernel writes to the status word when a value of ``argument`` breaks ``rule``: the same in every
+    process, so that a recorded launch keeps its meaning."""
+    code = zlib.crc32(f"{where}.{argument}".encode())
+    _faults[code] = (where, argument, rule)
+    return code
 
 
 def _fault_error(code: int, value: int) -> IndexOutOfRange:
-    where, argument, rule = _faults[code - 1]
+    where, argument, rule = _faults[code]
     return IndexOutOfRange(where, argument, value, rule)
 
 
@@ -371,4 +374,6 @@ def _refuse_write(tensor: NBXTensor) -> None:
 def _refuse_range(value: Any, limits: tuple[int, int, DType]) -> None:
     from nbxtensor.errors import ScalarOverflow
 
-    raise ScalarOverflow("operator", "scalar", value, f"must lie in the range of {limits[2]}: {limits[0]} to {limits[1]}")
+    raise ScalarOverflow(
+        "operator", "scalar", value, f"must lie in the range of {limits[2]}: {limits[0]} to {limits[1]}"
+    )

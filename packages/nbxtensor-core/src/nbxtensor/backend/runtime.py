@@ -11,20 +11,36 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nbxtensor.backend import install_help, registry
 from nbxtensor.backend.contract import Context, DeviceInfo, Driver
 from nbxtensor.errors import ArgumentError, DeviceError, NBXError, Unavailable
 from nbxtensor.memory.pool import Pool
 
+# The rooms that find devices (registry, install_help) are imported at the first use of one: they cost a third of
+# `import nbxtensor`.
 if TYPE_CHECKING:
+    from nbxtensor.backend import registry
     from nbxtensor.backend.device_files import Facts
 
 #: Names a device that is the default one, as "cuda:1"; it chooses a device and changes nothing about a kernel.
 DEVICE_VARIABLE = "NBXTENSOR_DEVICE"
 
 _HOST_TYPES = frozenset({"cpu", "meta"})
-#: Makes the error of a fault code and value; set by the launcher, which knows the codes.
-fault_error: Callable[[int, int], Exception]
+
+
+def _unknown_fault(code: int, value: int) -> Exception:
+    return DeviceError(f"a kernel left the unknown fault code {code} with value {value}")
+
+
+#: Makes the error of a fault code and value; the launcher, which knows the codes, puts its own in place.
+fault_error: Callable[[int, int], Exception] = _unknown_fault
+
+
+def _unknown_fault(code: int, value: int) -> Exception:
+    return DeviceError(f"a kernel left the unknown fault code {code} with value {value}")
+
+
+#: Makes the error of a fault code and value; the launcher, which knows the codes, puts its own in place.
+fault_error: Callable[[int, int], Exception] = _unknown_fault
 
 _lock = threading.RLock()
 _open: dict[tuple[str, int], Device] = {}
@@ -38,7 +54,21 @@ class Device:
     device file), ``stream`` (None: the context's own ordered stream), ``prepared`` (kernels loaded so far, by variant).
     """
 
-    __slots__ = ("name", "type", "index", "driver", "context", "info", "pool", "stream", "prepared", "closed", "status", "suspect", "_facts")
+    __slots__ = (
+        "name",
+        "type",
+        "index",
+        "driver",
+        "context",
+        "info",
+        "pool",
+        "stream",
+        "prepared",
+        "closed",
+        "status",
+        "suspect",
+        "_facts",
+    )
 
     def __init__(self, driver: Driver, ordinal: int = 0):
         self.driver, self.type, self.index = driver, driver.device_type, ordinal
@@ -107,6 +137,8 @@ def device(name: str | Device | None = None) -> Device:
     Of the drivers that serve the type the one of the highest priority that opens is taken; a string that is no type names
     a driver ("reference"). Raises `ArgumentError` for a malformed string, `Unavailable` when nothing can serve it.
     """
+    from nbxtensor.backend import install_help, registry
+
     if name is None:
         return current_device()
     if isinstance(name, Device):
@@ -152,6 +184,8 @@ def default_device() -> Device:
     Best is the driver's priority, then the device's memory. Raises `Unavailable` with the install help when a supported
     GPU is present and no driver opens it: there is no quiet fall back to the CPU.
     """
+    from nbxtensor.backend import install_help, registry
+
     chosen = getattr(_local, "default", None)
     if chosen is not None and not chosen.closed:
         return chosen  # type: ignore[no-any-return]
@@ -167,13 +201,17 @@ def default_device() -> Device:
 
 
 def _best_gpu() -> Device | None:
+    from nbxtensor.backend import registry
+
     candidates = []
     for entry in registry.drivers():
         if entry.driver is None or entry.driver.device_type in _HOST_TYPES:
             continue
         infos = registry.probe(entry)
         if not isinstance(infos, Unavailable):
-            candidates += [(-entry.driver.priority, -info.memory_bytes, entry.name, info.ordinal, entry) for info in infos]
+            candidates += [
+                (-entry.driver.priority, -info.memory_bytes, entry.name, info.ordinal, entry) for info in infos
+            ]
     failures: list[Exception] = []
     for _, _, _, ordinal, entry in sorted(candidates, key=lambda c: c[:4]):
         try:
@@ -186,6 +224,8 @@ def _best_gpu() -> Device | None:
 
 
 def _first_that_opens(name: str, entries: list[registry.Entry], index: int | None) -> Device:
+    from nbxtensor.backend import registry
+
     refusals: list[tuple[str, Unavailable]] = []
     for entry in entries:
         driver = registry.load(entry)
@@ -239,17 +279,23 @@ def gpu_backend() -> str:
 
 def gpu_runtime() -> Device:
     """The open GPU in force: the current device where it is a GPU, else the best one. Raises `Unavailable`."""
+    from nbxtensor.backend import install_help, registry
+
     chosen: Device | None = getattr(_local, "device", None)
     if chosen is not None and not chosen.closed and chosen.type not in _HOST_TYPES:
         return chosen
     found = _best_gpu()
     if found is None:
-        raise install_help.refusal(registry.refusals()) or Unavailable("no device", "no GPU is on the PCI bus", install_help.GENERAL_FIX)
+        raise install_help.refusal(registry.refusals()) or Unavailable(
+            "no device", "no GPU is on the PCI bus", install_help.GENERAL_FIX
+        )
     return found
 
 
 def backend_table() -> dict[str, str]:
     """Entry-point name of every registered driver and the distribution that brings it."""
+    from nbxtensor.backend import registry
+
     return {entry.name: entry.distribution for entry in registry.drivers()}
 
 

@@ -79,7 +79,9 @@ def _to_float8(x, TO: tl.constexpr, SATURATE: tl.constexpr):
     # A subnormal result is a multiple of 2**(smallest - mantissa): adding 2**23 of that unit rounds to it.
     unit: tl.constexpr = 2.0 ** (smallest - mantissa)
     shifted = a + unit * 8388608.0
-    small = shifted.to(tl.int32, bitcast=True) - tl.full(x.shape, unit * 8388608.0, tl.float32).to(tl.int32, bitcast=True)
+    small = shifted.to(tl.int32, bitcast=True) - tl.full(x.shape, unit * 8388608.0, tl.float32).to(
+        tl.int32, bitcast=True
+    )
     drop: tl.constexpr = 23 - mantissa
     rounded = bits + ((1 << (drop - 1)) - 1) + ((bits >> drop) & 1)
     normal = (rounded >> drop) - ((127 + smallest - 1) << mantissa)

@@ -35,9 +35,13 @@ def _plan_copy(target: Spec, source: Spec) -> Plan:
 
 def _plan_fill(target: Spec, value: Number) -> Plan:
     dtype = target.dtype
-    number = ("fp64" if dtype.itemsize == 8 else "fp32") if dtype.kind == "float" else "u64" if dtype == "uint64" else "i64"
+    number = (
+        ("fp64" if dtype.itemsize == 8 else "fp32") if dtype.kind == "float" else "u64" if dtype == "uint64" else "i64"
+    )
     ranges = {} if dtype.kind == "float" else {1: (int(dtype.min), int(dtype.max), dtype)}
-    step = kernel.step(target.device.facts, "identity", (Ref("in", 0), target), [(Ref("value", 1, type=number), None)], None)
+    step = kernel.step(
+        target.device.facts, "identity", (Ref("in", 0), target), [(Ref("value", 1, type=number), None)], None
+    )
     return Plan((), (step,), result=(Ref("in", 0),), written=(0,), ranges=ranges)
 
 
@@ -79,7 +83,9 @@ def _copy(target: NBXTensor, source: NBXTensor, where: str) -> NBXTensor:
             _fill(target.imag, 0.0)
         return target
     if source.dtype.kind == "complex":
-        raise DTypeError(where, "dtype", target.dtype, f"{source.dtype} has no conversion to real numbers; take real or imag")
+        raise DTypeError(
+            where, "dtype", target.dtype, f"{source.dtype} has no conversion to real numbers; take real or imag"
+        )
     return _write(target, source)  # type: ignore[no-any-return]
 
 
@@ -127,7 +133,9 @@ def fill_(target: NBXTensor, value: bool | int | float | complex) -> NBXTensor:
     return _fill(target, value)  # type: ignore[no-any-return]
 
 
-def to(x: NBXTensor, *targets: Any, dtype: DTypeLike | None = None, device: Any = None, copy: bool = False) -> NBXTensor:
+def to(
+    x: NBXTensor, *targets: Any, dtype: DTypeLike | None = None, device: Any = None, copy: bool = False
+) -> NBXTensor:
     """``x`` with another dtype, on another device, or both: ``x.to("float16")``, ``x.to("cuda:0")``, ``x.to(device, dtype)``.
 
     Returns ``x`` itself where nothing changes, unless ``copy``. Between devices the data passes through the host.
@@ -188,7 +196,9 @@ def cat(tensors: Sequence[NBXTensor], dim: int = 0) -> NBXTensor:
     first = parts[0].shape
     axis = _shape.normalize_axis(dim, len(first), where="cat", argument="dim")
     for i, x in enumerate(given):
-        if x.shape != (0,) and (x.ndim != len(first) or any(a != b for d, (a, b) in enumerate(zip(x.shape, first)) if d != axis)):
+        if x.shape != (0,) and (
+            x.ndim != len(first) or any(a != b for d, (a, b) in enumerate(zip(x.shape, first)) if d != axis)
+        ):
             raise ShapeError("cat", f"tensors[{i}]", x.shape, f"must match {first} in all dimensions but {axis}")
     dtype = result_type(*(x.dtype for x in given), where="cat")
     total = sum(x.shape[axis] for x in parts)
@@ -219,7 +229,14 @@ def _casts() -> dict[str, Any]:
         method.__doc__ = f"This tensor as {name}."
         return method
 
-    names = {"float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16", "int": "int32", "long": "int64"}
+    names = {
+        "float": "float32",
+        "double": "float64",
+        "half": "float16",
+        "bfloat16": "bfloat16",
+        "int": "int32",
+        "long": "int64",
+    }
     return {method: short(name) for method, name in names.items()}
 
 
@@ -231,7 +248,11 @@ def _entry(
     name: str, function: Any, operand: str, exact: Any, samples: Any, errors: Any, methods: dict[str, Any], out: Any,
     dtypes: tuple[str, ...] = _ALL,
 ) -> None:  # fmt: skip
-    register(Operator(name, "copy", function, (operand,), dtypes, out, exact, samples, errors, ROUNDING, elementwise_cost, methods))
+    register(
+        Operator(
+            name, "copy", function, (operand,), dtypes, out, exact, samples, errors, ROUNDING, elementwise_cost, methods
+        )
+    )
 
 
 _same = lambda dtype, **_: dtype  # noqa: E731 - a rule of the table
@@ -243,7 +264,16 @@ _entry(
     {"to": to, "type_as": lambda self, other: cast(self, other.dtype), **_casts()}, lambda d, dtype: _dtype(dtype),
     tuple(d for d in _ALL if d not in COMPLEX),
 )  # fmt: skip
-_entry("clone", clone, "x", oracle.same, lambda: [Sample((Input(s),)) for s in _SHAPES], lambda: [], {"clone": clone}, _same)
+_entry(
+    "clone",
+    clone,
+    "x",
+    oracle.same,
+    lambda: [Sample((Input(s),)) for s in _SHAPES],
+    lambda: [],
+    {"clone": clone},
+    _same,
+)
 _entry("contiguous", contiguous, "x", oracle.same, lambda: [Sample((Input(s),)) for s in _SHAPES], lambda: [],
        {"contiguous": contiguous}, _same)  # fmt: skip
 _entry(

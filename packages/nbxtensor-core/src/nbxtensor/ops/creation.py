@@ -37,7 +37,10 @@ def ones(shape: int | Sequence[int], dtype: DTypeLike | None = None, device: Dev
 
 
 def full(
-    shape: int | Sequence[int], value: bool | int | float | complex, dtype: DTypeLike | None = None, device: DeviceLike = None
+    shape: int | Sequence[int],
+    value: bool | int | float | complex,
+    dtype: DTypeLike | None = None,
+    device: DeviceLike = None,
 ) -> NBXTensor:
     """A tensor filled with ``value``; its dtype is the value's kind (bool, int64, float32, complex64) unless given."""
     return fill_(empty_for(_target("full", shape, dtype, device, result_type(value, where="full"))), value)

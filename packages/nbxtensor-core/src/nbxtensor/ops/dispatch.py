@@ -8,6 +8,8 @@ operator's plan function, which checks, infers and chooses the kernels from spec
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import cache
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -56,7 +58,7 @@ class Dispatcher:
 
     def function(self) -> Callable[..., Any]:
         """What users call; an argument that is no tensor or number is a `DTypeError`."""
-        return self._written(self.name, self.roles, "miss")
+        return self._written(self.name, self.roles, "call")
 
     def operator(self, name: str) -> Callable[..., Any]:
         """The special method ``name`` (as "__add__"): leaves operands of unknown types to the other side."""
@@ -67,42 +69,43 @@ class Dispatcher:
         return self._written(name, self.roles[::-1], "offer")
 
     def _written(self, name: str, signature: tuple[tuple[str, str], ...], missed: str) -> Callable[..., Any]:
-        first_default = len(signature) - len(self.defaults)
-        head = ", ".join(f"{p}=d{i}" if i >= first_default else p for i, (p, _) in enumerate(signature))
-        passed = ", ".join(p for p, role in self.roles if role != "param")
-        params = "".join(f"{p}, " for p, role in self.roles if role == "param")
-        keys, pointers, body = [], [], []
-        for p, role in self.roles:
-            if role == "tensor":
-                keys.append(f"{p}.spec")
-                pointers.append(f"{p}.ptr")
-            elif role == "tensor?":
-                keys.append(f"None if {p} is None else {p}.spec")
-                pointers.append(f"(0 if {p} is None else {p}.ptr)")
-            elif role == "operand":
-                body.append(f"if {p}.__class__ is Tensor: k_{p} = {p}.spec; a_{p} = {p}.ptr")
-                body.append(f"else: k_{p} = {p}.__class__; a_{p} = 0")
-                keys.append(f"k_{p}")
-                pointers.append(f"a_{p}")
-            elif role == "param":
-                keys.append(p)
-        miss = f"{missed}(({passed},), ({params}))"
-        body += [
-            f"try: run = get(({', '.join(keys)}, not ({' | '.join(pointers)}) & 15))",
-            f"except (AttributeError, TypeError): return {miss}",
-            f"if run is None: return {miss}",
-            f"return run({passed})",
-        ]
-        names: dict[str, Any] = {
-            "Tensor": NBXTensor,
-            "get": self._miss.routines.get,
-            "miss": self._miss,
-            "offer": self._miss.offer,
-            **{f"d{first_default + i}": value for i, value in enumerate(self.defaults)},
-        }
-        exec(compile(f"def {name}({head}):\n    " + "\n    ".join(body), f"<nbxtensor {name}>", "exec"), names)
-        function: Callable[..., Any] = names[name]
-        return function
+        code = _code(self.roles, signature)
+        names = {"Tensor": NBXTensor, "get": self._miss.routines.get, "miss": getattr(self._miss, missed)}
+        return FunctionType(code.replace(co_name=name), names, name, self.defaults)
+
+
+@cache
+def _code(roles: tuple[tuple[str, str], ...], signature: tuple[tuple[str, str], ...]) -> CodeType:
+    """The code of a function with these parameters; operators with the same ones share it."""
+    passed = ", ".join(p for p, role in roles if role != "param")
+    params = "".join(f"{p}, " for p, role in roles if role == "param")
+    keys, pointers, body = [], [], []
+    for p, role in roles:
+        if role == "tensor":
+            keys.append(f"{p}.spec")
+            pointers.append(f"{p}.ptr")
+        elif role == "tensor?":
+            keys.append(f"None if {p} is None else {p}.spec")
+            pointers.append(f"(0 if {p} is None else {p}.ptr)")
+        elif role == "operand":
+            body.append(f"if {p}.__class__ is Tensor: k_{p} = {p}.spec; a_{p} = {p}.ptr")
+            body.append(f"else: k_{p} = {p}.__class__; a_{p} = 0")
+            keys.append(f"k_{p}")
+            pointers.append(f"a_{p}")
+        elif role == "param":
+            keys.append(p)
+    miss = f"miss(({passed},), ({params}))"
+    body += [
+        f"try: run = get(({', '.join(keys)}, not ({' | '.join(pointers)}) & 15))",
+        f"except (AttributeError, TypeError): return {miss}",
+        f"if run is None: return {miss}",
+        f"return run({passed})",
+    ]
+    names: dict[str, Any] = {}
+    head = ", ".join(p for p, _ in signature)
+    exec(compile(f"def call({head}):\n    " + "\n    ".join(body), "<nbxtensor operator>", "exec"), names)
+    code: CodeType = names["call"].__code__
+    return code
 
 
 class _Miss:
@@ -115,7 +118,7 @@ class _Miss:
         self.routines: dict[Hashable, Callable[..., Any]] = {}
         self.order = [(p, role) for p, role in roles if role != "value"]
 
-    def __call__(self, passed: tuple[Any, ...], params: tuple[Any, ...]) -> Any:
+    def call(self, passed: tuple[Any, ...], params: tuple[Any, ...]) -> Any:
         given = {p: _hashable(value) for p, value in zip(self.params, params)}
         operands, inputs, tensors = [], [], []
         for (parameter, role), value in zip(self.passed, passed):
@@ -140,7 +143,7 @@ class _Miss:
     def offer(self, passed: tuple[Any, ...], params: tuple[Any, ...]) -> Any:
         """For special methods: NotImplemented where an operand is neither a tensor nor a number."""
         if all(isinstance(value, (NBXTensor, *_NUMBERS)) for value in passed):
-            return self(passed, params)
+            return self.call(passed, params)
         return NotImplemented
 
     def _describe(self, parameter: str, role: str, value: Any) -> Any:
@@ -172,7 +175,11 @@ class _Miss:
     def _key(self, passed: tuple[Any, ...], given: dict[str, Any], aligned: bool) -> Hashable:
         by_name = dict(zip((p for p, _ in self.passed), passed))
         parts = [
-            given[p] if role == "param" else getattr(by_name[p], "spec", by_name[p].__class__) if by_name[p] is not None else None
+            given[p]
+            if role == "param"
+            else getattr(by_name[p], "spec", by_name[p].__class__)
+            if by_name[p] is not None
+            else None
             for p, role in self.order
         ]
         return (*parts, aligned)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Union
 
-import numpy as np
-
 from nbxtensor import shape as _shape
 from nbxtensor.backend.launcher import Plan, Ref
 from nbxtensor.dtype import DType, bool_, default_float, float32, int32, promote_scalar, result_type
@@ -110,7 +108,12 @@ def _unary(
     def planned(x: Spec) -> Plan:
         accepted(name, "x", x.dtype, dtypes)
         result = out(x.dtype)
-        return plan(operation(x.dtype) if operation else name, [x], result, compute_dtype(x.dtype if result is bool_ else result))
+        return plan(
+            operation(x.dtype) if operation else name,
+            [x],
+            result,
+            compute_dtype(x.dtype if result is bool_ else result),
+        )
 
     dispatcher = Dispatcher(name, (("x", "tensor"),), planned)
     function = dispatcher.function()
@@ -260,7 +263,9 @@ sqrt = _unary("sqrt", f"The square root, correctly rounded; of negative numbers 
 rsqrt = _unary("rsqrt", f"``1 / sqrt(x)``. {_INTEGERS}", oracle.rsqrt, _FLOAT_MATH, tolerance=scaled(2))
 tanh = _unary("tanh", f"The hyperbolic tangent. {_INTEGERS}", oracle.tanh, _FLOAT_MATH, tolerance=scaled(8))
 erf = _unary("erf", f"The error function. {_INTEGERS}", oracle.erf, _FLOAT_MATH, tolerance=scaled(4))
-sigmoid = _unary("sigmoid", f"``1 / (1 + exp(-x))`` without overflow. {_INTEGERS}", oracle.sigmoid, _FLOAT_MATH, tolerance=_EXP)
+sigmoid = _unary(
+    "sigmoid", f"``1 / (1 + exp(-x))`` without overflow. {_INTEGERS}", oracle.sigmoid, _FLOAT_MATH, tolerance=_EXP
+)
 
 # activations
 

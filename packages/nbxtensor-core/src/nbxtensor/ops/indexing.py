@@ -12,7 +12,19 @@ from nbxtensor.kernels import gather as kernel
 from nbxtensor.ops.dispatch import Dispatcher
 from nbxtensor.ops.elementwise import accepted
 from nbxtensor.ops.oracles import indexing as oracle
-from nbxtensor.ops.table import BOOL, FLOAT8, FLOATS, INTS, ROUNDING, Cost, ErrorSample, Input, Operator, Sample, register
+from nbxtensor.ops.table import (
+    BOOL,
+    FLOAT8,
+    FLOATS,
+    INTS,
+    ROUNDING,
+    Cost,
+    ErrorSample,
+    Input,
+    Operator,
+    Sample,
+    register,
+)
 from nbxtensor.tensor import NBXTensor, Spec, spec
 
 _FAULT = launcher.fault("embedding", "indices", "must be from 0 to the number of rows of weight less one")
@@ -26,7 +38,9 @@ def _plan_embedding(weight: Spec, indices: Spec) -> Plan:
     out = spec(weight.device, weight.dtype, (*indices.shape, weight.shape[1]))
     if out.numel == 0:
         return Plan((out,), ())
-    step = kernel.pick_rows_step(weight.device.facts, Ref("out", 0), (Ref("in", 0), weight), (Ref("in", 1), indices), _FAULT)
+    step = kernel.pick_rows_step(
+        weight.device.facts, Ref("out", 0), (Ref("in", 0), weight), (Ref("in", 1), indices), _FAULT
+    )
     return Plan((out,), (step,))
 
 

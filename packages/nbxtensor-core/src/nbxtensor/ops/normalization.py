@@ -17,7 +17,19 @@ from nbxtensor.ops.copying import contiguous
 from nbxtensor.ops.dispatch import Dispatcher
 from nbxtensor.ops.elementwise import accepted, compute_dtype, to_float
 from nbxtensor.ops.oracles import normalization as oracle
-from nbxtensor.ops.table import BOOL, FLOATS, INTS, Cost, ErrorSample, Input, Operator, Sample, Tolerance, register, scaled
+from nbxtensor.ops.table import (
+    BOOL,
+    FLOATS,
+    INTS,
+    Cost,
+    ErrorSample,
+    Input,
+    Operator,
+    Sample,
+    Tolerance,
+    register,
+    scaled,
+)
 from nbxtensor.tensor import NBXTensor, Spec, spec
 
 _REAL = (*FLOATS, *INTS, *BOOL)
@@ -132,7 +144,9 @@ def _ready(x: Any, weight: Any, bias: Any, normalized_shape: Any) -> tuple[Any, 
 
 
 _ROWS: Sequence[tuple[int, ...]] = ((5,), (1,), (3, 4), (2, 3, 5), (4, 0), (0, 3), (3, 700), (70, 33))
-_TOLERANCE = scaled(64, atol=8, reason="exponentials of up to 64 units in the last place, sums of a row, one rounding to the dtype")
+_TOLERANCE = scaled(
+    64, atol=8, reason="exponentials of up to 64 units in the last place, sums of a row, one rounding to the dtype"
+)
 
 
 def _cost(flops: int) -> Any:
@@ -150,7 +164,10 @@ def _softmax_samples() -> list[Sample]:
     return [Sample((Input(s),), {"dim": -1}) for s in _ROWS] + more
 
 
-for _name, _function, _exact in (("softmax", softmax, oracle.softmax), ("log_softmax", log_softmax, oracle.log_softmax)):
+for _name, _function, _exact in (
+    ("softmax", softmax, oracle.softmax),
+    ("log_softmax", log_softmax, oracle.log_softmax),
+):
     register(
         Operator(
             _name, "softmax", _function, ("x",), _REAL, lambda d, **_: to_float(d), _exact, _softmax_samples,
@@ -166,7 +183,10 @@ for _name, _function, _exact in (("softmax", softmax, oracle.softmax), ("log_sof
 
 def _norm_tolerance() -> dict[str, Tolerance]:
     why = "mean and variance of a row in float32 (float64), a few roundings of values of size 1 to 10, then one to the dtype"
-    return {d: Tolerance(t.rtol, max(t.atol, 40 * (2.3e-16 if d == "float64" else 1.2e-7)), why) for d, t in scaled(16).items()}
+    return {
+        d: Tolerance(t.rtol, max(t.atol, 40 * (2.3e-16 if d == "float64" else 1.2e-7)), why)
+        for d, t in scaled(16).items()
+    }
 
 
 def _norm_samples(bias: bool) -> list[Sample]:
@@ -174,7 +194,10 @@ def _norm_samples(bias: bool) -> list[Sample]:
     for shape, last in (((3, 4), 1), ((2, 3, 5), 2), ((5,), 1), ((4, 700), 1), ((0, 3), 1), ((70, 33), 1)):
         part = Input(shape[len(shape) - last :])
         params = {"normalized_shape": shape[len(shape) - last :], "eps": 1e-5}
-        made += [Sample((Input(shape), None, *((None,) if bias else ())), params), Sample((Input(shape), part, *((part,) if bias else ())), params)]
+        made += [
+            Sample((Input(shape), None, *((None,) if bias else ())), params),
+            Sample((Input(shape), part, *((part,) if bias else ())), params),
+        ]
     return made
 
 

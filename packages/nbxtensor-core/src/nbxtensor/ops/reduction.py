@@ -15,7 +15,19 @@ from nbxtensor.kernels import reduction as kernel
 from nbxtensor.ops.dispatch import Dispatcher
 from nbxtensor.ops.elementwise import accepted, to_float
 from nbxtensor.ops.oracles import reduction as oracle
-from nbxtensor.ops.table import BOOL, FLOATS, INTS, ErrorSample, Input, Operator, Sample, Tolerance, elementwise_cost, register, scaled
+from nbxtensor.ops.table import (
+    BOOL,
+    FLOATS,
+    INTS,
+    ErrorSample,
+    Input,
+    Operator,
+    Sample,
+    Tolerance,
+    elementwise_cost,
+    register,
+    scaled,
+)
 from nbxtensor.tensor import NBXTensor, Spec, spec
 
 Axes = "int | Sequence[int] | None"
@@ -55,7 +67,9 @@ def _plan(
         wanted = dtype if dtype is not None else result(x.dtype)
         accumulate = int32 if wanted is bool_ else _accumulator(wanted)
         if keeps:
-            accumulate = int32 if x.dtype is bool_ else float32 if x.dtype.kind == "float" and x.dtype.itemsize < 4 else x.dtype
+            accumulate = (
+                int32 if x.dtype is bool_ else float32 if x.dtype.kind == "float" and x.dtype.itemsize < 4 else x.dtype
+            )
         out = spec(x.device, wanted, shape)
         steps, work = kernel.steps(
             x.device.facts, combine, identity(accumulate), (Ref("out", 0), out), (Ref("in", 0), x), axes, accumulate,
@@ -131,7 +145,9 @@ def _plan_position(name: str, combine: str, identity: Callable[[DType], Any]) ->
         axes, shape = _reduced(name, x, dim if dim is None else (dim,), keepdim)
         if x.numel == 0 and (_shape.numel(shape) or dim is None):
             raise ShapeError(name, "x", x.shape, "has no elements to choose from")
-        accumulate = int32 if x.dtype is bool_ else float32 if x.dtype.kind == "float" and x.dtype.itemsize < 4 else x.dtype
+        accumulate = (
+            int32 if x.dtype is bool_ else float32 if x.dtype.kind == "float" and x.dtype.itemsize < 4 else x.dtype
+        )
         out = spec(x.device, int64, shape)
         steps, work = kernel.position_steps(
             x.device.facts, combine, identity(accumulate), Ref("out", 0), (Ref("in", 0), x), axes, accumulate
@@ -173,7 +189,10 @@ def _reducible(shape: tuple[int, ...], dim: Any) -> bool:
 
 
 def _errors(with_axes: bool, empty: bool) -> list[ErrorSample]:
-    errors = [ErrorSample((Input((2, 3)),), {"dim": 2}, ShapeError, "dim"), ErrorSample((Input((2,)),), {}, TypeError, "not accepted", "complex64")]
+    errors = [
+        ErrorSample((Input((2, 3)),), {"dim": 2}, ShapeError, "dim"),
+        ErrorSample((Input((2,)),), {}, TypeError, "not accepted", "complex64"),
+    ]
     if with_axes:
         errors.append(ErrorSample((Input((2, 3)),), {"dim": (0, 0)}, ShapeError, "twice"))
     if not empty:
@@ -218,4 +237,3 @@ def _register(function: Any, exact: Any, out: Any, tolerance: Any, axes: bool, e
 
 for _entry in _ENTRIES:
     _register(*_entry)
-

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbxtensor import shape as _shape
-from nbxtensor.backend.device_files import Facts
 from nbxtensor.backend.kernel_source import Kernel, KernelFunction, TritonDType
 from nbxtensor.backend.launcher import Ref, Step
 from nbxtensor.dtype import DType
 from nbxtensor.tensor import Spec
 
-_OPERATION = {"OP": "const", "ARITY": "const", "SCALARS": "const", "COMPUTE": "const", "FIRST": "const", "SATURATE": "const"}
+if TYPE_CHECKING:
+    from nbxtensor.backend.device_files import Facts
+
+_OPERATION = {
+    "OP": "const",
+    "ARITY": "const",
+    "SCALARS": "const",
+    "COMPUTE": "const",
+    "FIRST": "const",
+    "SATURATE": "const",
+}
 _TENSORS = {"out": "ptr", "a": "operand", "b": "operand", "c": "operand", "n": "int"}
 _TILE = {"BLOCK": "const", "WIDE": "const"}
 FLAT = Kernel("nbxtensor.kernels.elementwise.source", "flat", {**_TENSORS, **_OPERATION, **_TILE})

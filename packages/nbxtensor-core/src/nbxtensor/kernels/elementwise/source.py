@@ -15,7 +15,7 @@ def _operand(p, at, mask, SCALAR: tl.constexpr, COMPUTE: tl.constexpr):
     if SCALAR:
         value = tl.full(at.shape, p, p.dtype)
     else:
-        value = tl.load(p + at, mask=mask, other=0)
+        value = tl.load(p + at, mask=mask)
     if COMPUTE is not None:
         value = convert(value, COMPUTE, False)
     return value

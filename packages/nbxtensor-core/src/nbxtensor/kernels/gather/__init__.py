@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nbxtensor import shape as _shape
-from nbxtensor.backend.device_files import Facts
 from nbxtensor.backend.kernel_source import Kernel
 from nbxtensor.backend.launcher import Ref, Step
 from nbxtensor.tensor import Spec
+
+if TYPE_CHECKING:
+    from nbxtensor.backend.device_files import Facts
 
 PICK_ROWS = Kernel(
     "nbxtensor.kernels.gather.source",
@@ -25,7 +29,9 @@ def pick_rows_step(facts: Facts, out: Ref, table: tuple[Ref, Spec], index: tuple
     count, tile = _shape.numel(shape), facts["elementwise.block"]
     block = min(1 << max(columns - 1, 0).bit_length(), tile)
     together = min(1 << max(count - 1, 0).bit_length(), max(1, tile // block))
-    furthest = max(abs(table[1].lowest), abs(table[1].highest), count * columns, abs(index[1].highest), abs(index[1].lowest))
+    furthest = max(
+        abs(table[1].lowest), abs(table[1].highest), count * columns, abs(index[1].highest), abs(index[1].lowest)
+    )
     arguments = {
         "out": out, "table": table[0], "index": index[0], "status": Ref("status", 0), "rows": count, "columns": columns,
         "limit": rows, "row_step": row_step, "column_step": column_step, "index_shape": shape, "index_strides": strides,

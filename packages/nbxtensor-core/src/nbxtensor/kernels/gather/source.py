@@ -11,7 +11,7 @@ from nbxtensor.kernels.offsets import offsets
 @triton.jit
 def pick_rows(out, table, index, status, rows, columns, limit, row_step, column_step, index_shape, index_strides,
               DIMS: tl.constexpr, FAULT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    """out[i, :] = table[index[i], :]. An index outside of [0, limit) is written to ``status`` with ``FAULT`` and gives 0."""
+    """out[i, :] = table[index[i], :]. An index outside of [0, limit) is written to ``status`` with ``FAULT``, its row is not."""
     block = tl.program_id(0)
     if WIDE:
         block = block.to(tl.int64)
@@ -28,6 +28,6 @@ def pick_rows(out, table, index, status, rows, columns, limit, row_step, column_
         start = picked * row_step
     else:
         start = picked.to(tl.int32) * row_step
-    mask = inside[:, None] & (column < columns)[None, :]
-    value = tl.load(table + start[:, None] + (column * column_step)[None, :], mask=mask & valid[:, None], other=0)
+    mask = (inside & valid)[:, None] & (column < columns)[None, :]
+    value = tl.load(table + start[:, None] + (column * column_step)[None, :], mask=mask)
     tl.store(out + row[:, None] * columns + column[None, :], value, mask=mask)

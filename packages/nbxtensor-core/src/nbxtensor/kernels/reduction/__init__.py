@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbxtensor import shape as _shape
-from nbxtensor.backend.device_files import Facts
 from nbxtensor.backend.kernel_source import Kernel, KernelFunction, TritonDType
 from nbxtensor.backend.launcher import Ref, Step
 from nbxtensor.dtype import DType, int64
 from nbxtensor.tensor import Spec, spec
+
+if TYPE_CHECKING:
+    from nbxtensor.backend.device_files import Facts
 
 _SOURCE = "nbxtensor.kernels.reduction.source"
 _LAYOUT = {
@@ -139,4 +141,7 @@ def position_steps(
     first = {**tiling.arguments, **constants, "out": Ref("work", 0), "best": Ref("work", 1), "x": x[0], "given": None}
     last = _tiling(facts, ((rows,), (tiling.splits,)), ((tiling.splits,), (1,)), whole=True)
     second = {**last.arguments, **constants, "out": out, "best": None, "x": Ref("work", 1), "given": Ref("work", 0)}
-    return (Step(POSITION, tiling.grid, first, _options(facts)), Step(POSITION, last.grid, second, _options(facts))), work
+    return (
+        Step(POSITION, tiling.grid, first, _options(facts)),
+        Step(POSITION, last.grid, second, _options(facts)),
+    ), work

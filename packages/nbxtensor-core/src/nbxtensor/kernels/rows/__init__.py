@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbxtensor import shape as _shape
-from nbxtensor.backend.device_files import Facts
 from nbxtensor.backend.kernel_source import Kernel, TritonDType
 from nbxtensor.backend.launcher import Ref, Step
 from nbxtensor.dtype import DType
 from nbxtensor.tensor import Spec
+
+if TYPE_CHECKING:
+    from nbxtensor.backend.device_files import Facts
 
 _SOURCE = "nbxtensor.kernels.rows.source"
 _TILE = {"ROWS": "const", "BLOCK": "const", "LOOP": "const", "WIDE": "const"}
@@ -42,12 +44,16 @@ def _options(facts: Facts) -> tuple[tuple[str, Any], ...]:
     return (("num_warps", facts["rows.num_warps"]), ("enable_fp_fusion", False))
 
 
-def softmax_step(facts: Facts, out: tuple[Ref, Spec], x: tuple[Ref, Spec], axis: int, compute: DType, log: bool) -> Step:
+def softmax_step(
+    facts: Facts, out: tuple[Ref, Spec], x: tuple[Ref, Spec], axis: int, compute: DType, log: bool
+) -> Step:
     """The launch of a softmax along ``axis``; any strides on both sides."""
     source, target = x[1], out[1]
     kept = [d for d in range(len(source.shape)) if d != axis]
     shape, outer_out, outer_x = _shape.coalesce(
-        tuple(source.shape[d] for d in kept), tuple(target.strides[d] for d in kept), tuple(source.strides[d] for d in kept)
+        tuple(source.shape[d] for d in kept),
+        tuple(target.strides[d] for d in kept),
+        tuple(source.strides[d] for d in kept),
     )
     columns = source.shape[axis]
     furthest = max(abs(source.lowest), abs(source.highest), abs(target.highest))
