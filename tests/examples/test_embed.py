@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nbxtensor.interop import safetensors
 
@@ -71,6 +73,21 @@ def test_weights_stay_on_the_map_of_the_file(device):
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("model.safetensors")]
     spans = [[int(end, 16) for end in line.split(None, 1)[0].split("-")] for line in maps]
     assert any(low <= weight.data_ptr() < high for low, high in spans)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=40))
+def test_packed_sentences_lie_whole_and_apart(lengths):
+    sentences = [[1000 * i + token for token in range(count)] for i, count in enumerate(sorted(lengths, reverse=True))]
+    rows, places = embed.pack(sentences)
+    assert rows.ids.shape[1] % embed.LENGTH_MULTIPLE == 0
+    assert len(set(places)) == len(sentences)
+    for sentence, (row, slot) in zip(sentences, places, strict=True):
+        mine = rows.owner[row] == slot
+        assert rows.ids[row, mine].tolist() == sentence
+        assert rows.positions[row, mine].tolist() == list(range(len(sentence)))
+    assert (rows.owner >= 0).sum() == sum(lengths)
+    free = (rows.owner < 0).sum(1)
+    assert (free[:-1] < len(sentences[0])).all()  # no row but the last one has room for the longest sentence
 
 
 # The command, on a model of one small layer
