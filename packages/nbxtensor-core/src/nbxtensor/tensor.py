@@ -394,7 +394,7 @@ class NBXTensor:
         if s.contiguous:
             source, low, target = self, 0, host
         elif span <= 2 * s.numel:  # copy the span as it lies and pick the elements on the host
-            source, low, target = self, s.lowest, np.empty(span, s.dtype.numpy)
+            source, low, target = self, s.lowest, np.empty(span * s.dtype.itemsize, np.uint8)
         else:
             source, low, target = self.contiguous(), 0, host
         size = s.dtype.itemsize
@@ -403,10 +403,8 @@ class NBXTensor:
         if s.device.suspect:
             s.device.check()
         if target is not host:
-            view = np.lib.stride_tricks.as_strided(
-                target[-low:], s.shape, [n * size for n in s.strides], writeable=False
-            )
-            host[...] = view
+            steps = tuple(n * size for n in s.strides)
+            host[...] = np.ndarray(s.shape, s.dtype.numpy, target, -low * size, steps)
         return host
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
