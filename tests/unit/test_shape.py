@@ -150,7 +150,7 @@ def test_resolve_shape() -> None:
     assert ns.resolve_shape((-1, 4), 0) == (0, 4)
     assert ns.resolve_shape((0, 4), 0) == (0, 4)
     refused: list[tuple[Any, str]] = [
-        ((-1, -1), "negative"),
+        ((-1, -1), "at most one size can be -1"),
         ((-2, -3), "negative"),
         ((4, -1), "6 elements are no multiple of 4"),
         ((-1, 0), "ambiguous"),

@@ -132,9 +132,11 @@ def permute(shape: Shape, strides: Strides, axes: Sequence[int], *, where: str =
 def resolve_shape(shape: Any, count: int, *, where: str = "reshape") -> Shape:
     """``shape`` with its one -1, if any, replaced by the size that gives ``count`` elements."""
     sizes = _integers(shape, where)
+    if sizes.count(-1) > 1:
+        raise ShapeError(where, "shape", sizes, "at most one size can be -1")
     if -1 in sizes:
         at = sizes.index(-1)
-        known = numel(check_shape(sizes[:at] + sizes[at + 1 :], where=where))  # refuses a second -1
+        known = numel(check_shape(sizes[:at] + sizes[at + 1 :], where=where))
         if known == 0:
             raise ShapeError(where, "shape", sizes, "-1 is ambiguous beside a size of 0")
         if count % known:
