@@ -74,6 +74,7 @@ def _floor_and_rest(x, y):
 def floor_divide(x, y):
     if x.dtype.is_floating():
         floor, rest = _floor_and_rest(x, y)
+        floor = tl.where(tl.abs(x) == float("inf"), float("nan"), floor)  # no integer, as Python has it
         return tl.where(y == 0, div(x, y), floor)
     else:
         quotient = _quotient(x, y)
