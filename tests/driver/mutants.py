@@ -21,6 +21,7 @@ class Mutant:
 
     name, device_type, api_version, priority, device_files = "mutant", right.device_type, right.api_version, 0, None
     file: ClassVar[str]
+    select: ClassVar[str] = ""  # pytest's -k, where the file is long
     caught_by: ClassVar[frozenset[str]]
 
     def __init__(self, inner: Context):
@@ -329,6 +330,20 @@ class ClosesOnce(Mutant):
             raise DriverError("close", 201, "INVALID_CONTEXT", "the context is gone")
         self.closed = True
         self.inner.close()
+
+
+class LosesSomeLaunches(Mutant):
+    file, caught_by = "test_operators.py", frozenset({"test_operator_agrees_with_its_oracle"})
+    select = "neg or where"
+
+    def __init__(self, inner: Context):
+        super().__init__(inner)
+        self.launches = 0
+
+    def launch(self, loaded: Any, grid: Any, values: Any, stream: int | None, tensors: Any) -> None:
+        self.launches += 1
+        if self.launches % 5:
+            self.inner.launch(loaded, grid, values, stream, tensors)
 
 
 class MeasuresUndeclaredTime(Mutant):

@@ -130,7 +130,7 @@ def test_an_unloaded_kernel_and_a_closed_context_say_so() -> None:
 def test_a_target_gets_its_binaries() -> None:
     """Kernels for a card that this machine need not have: compiled for it, loaded, launched nowhere."""
     context = meta.for_target(gpu_target("cuda", 90, 32)).open(0)
-    assert context.info.architecture == "90"
+    assert context.info.architecture == "sm_90"
     kernel, block = copy_kernel(context), Block(context, context.allocate(64), 64)
     assert kernel.artifact.kind == "cubin"
     assert kernel.artifact.payload[:4] == b"\x7fELF"

@@ -21,7 +21,7 @@ from nbxtensor.errors import ArgumentError, DeviceError, LaunchRefused, OutOfMem
 _UNLIMITED = 2**31 - 1  # what a 32-bit launch parameter holds
 _FIRST_ADDRESS = 1 << 40
 
-INFO = DeviceInfo(ordinal=0, name="meta", architecture="meta", memory_bytes=1 << 46)
+INFO = DeviceInfo(ordinal=0, name="meta", architecture="meta", memory_bytes=1 << 46, profile="cpu/reference")
 CAPABILITIES = Capabilities(
     executes=False,
     binds_by_extent=False,
@@ -341,7 +341,8 @@ class MetaDriver:
 
 def for_target(target: Any) -> MetaDriver:
     """A driver whose device compiles every kernel for ``target`` (a ``GPUTarget``), loads it and launches nothing."""
-    return MetaDriver(INFO._replace(architecture=str(target.arch)), target=target)
+    architecture = f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch)
+    return MetaDriver(INFO._replace(architecture=architecture, profile=None), target=target)
 
 
 driver = MetaDriver()

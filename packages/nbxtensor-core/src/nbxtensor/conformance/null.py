@@ -39,7 +39,7 @@ R = TypeVar("R")
 GRAPH_VERBS = tuple(name for name, _ in inspect.getmembers(GraphContext, inspect.isfunction) if name[0] != "_")
 VERBS = tuple(name for name, _ in inspect.getmembers(Context, inspect.isfunction) if name[0] != "_") + GRAPH_VERBS
 
-INFO = DeviceInfo(ordinal=0, name="null", architecture="host", memory_bytes=1 << 32)
+INFO = DeviceInfo(ordinal=0, name="null", architecture="host", memory_bytes=1 << 32, profile="cpu/reference")
 CAPABILITIES = Capabilities(
     executes=False,
     binds_by_extent=False,

@@ -100,7 +100,11 @@ class Pool:
                     address = bin.pop()  # another thread may take the last block between a test and a pop
                 except IndexError:
                     break
-                self._free(address)
+                try:
+                    self._free(address)
+                except BaseException:
+                    bin.append(address)  # it is still allocated
+                    raise
                 bin.reserved -= bin.size
                 released += bin.size
         return released
