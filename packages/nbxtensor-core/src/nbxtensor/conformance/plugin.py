@@ -69,7 +69,7 @@ def subject_of(config: pytest.Config) -> Subject:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "dtype" in metafunc.fixturenames:
+    if "dtype" in metafunc.fixturenames and _HERE in metafunc.definition.path.parents:
         metafunc.parametrize("dtype", sorted(subject_of(metafunc.config).context.capabilities.dtypes))
 
 

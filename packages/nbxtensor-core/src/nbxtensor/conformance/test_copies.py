@@ -114,6 +114,23 @@ def test_large_copies(context: Context, memory: Memory) -> None:
 
 
 @keeps_data
+def test_offsets_beyond_4_gib(context: Context, memory: Memory) -> None:
+    """Where the device has the room; only the ends of the allocations are touched."""
+    nbytes = min((4 << 30) + 65536, context.memory_info()[0] // 4)
+    first, second = memory.block(nbytes), memory.block(nbytes)
+    content = pattern(4099)
+    for block in (first, second):
+        context.fill(block.address, GUARD, 4099)
+    end = nbytes - 4099
+    first.at(end).write(content)
+    context.copy(second.address + end, first.address + end, 4099)
+    np.testing.assert_array_equal(second.at(end).read(), content)
+    context.fill(second.address + end, 7, 4099)
+    assert (second.at(end).read() == 7).all()
+    assert (first.read(count=4099) == GUARD).all() and (second.read(count=4099) == GUARD).all()
+
+
+@keeps_data
 def test_nothing_is_copied_for_no_bytes(context: Context, memory: Memory) -> None:
     content = pattern(64)
     block, other = memory.of(content), memory.filled(64, GUARD)
