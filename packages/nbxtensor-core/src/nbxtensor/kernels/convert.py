@@ -59,6 +59,8 @@ def _to_integer(x, TO: tl.constexpr):
 def _to_float16(x):
     if not x.dtype.is_floating():
         x = x.to(tl.float64) if x.dtype.primitive_bitwidth > 16 else x.to(tl.float32)
+    elif x.dtype.primitive_bitwidth < 32:
+        x = x.to(tl.float32)  # bfloat16 rounds the limit up
     finite = tl.abs(x) < float("inf")
     clipped = tl.where(x > 65504.0, 65504.0, tl.where(x < -65504.0, -65504.0, x))
     return tl.where(finite, clipped, x).to(tl.float16)
@@ -69,6 +71,9 @@ def _to_float8(x, TO: tl.constexpr, SATURATE: tl.constexpr):
     """Nearest even by arithmetic on the bits of the float32 value, the same on devices with and without float8 units."""
     if x.dtype == tl.int1:
         x = x.to(tl.int32)
+    if SATURATE and x.dtype == tl.float64:  # the largest are infinite in float32
+        far = (tl.abs(x) > 65536.0) & (tl.abs(x) < float("inf"))
+        x = tl.where(far, tl.where(x < 0, -65536.0, 65536.0), x)
     x = x.to(tl.float32)
     mantissa: tl.constexpr = 3 if TO == tl.float8e4nv else 2
     smallest: tl.constexpr = -6 if TO == tl.float8e4nv else -14  # exponent of the smallest normal number
