@@ -65,6 +65,7 @@ class LiveMemory:
             raise OutOfMemory(nbytes, self.total - self.live, self.total, self.live)
 
     def add(self, address: int, nbytes: int) -> None:
+        """An allocation of so many bytes at the address, which overlaps no live one."""
         self._sizes[address] = nbytes
         bisect.insort(self._starts, address)
         self.live += nbytes

@@ -21,7 +21,7 @@ Load = Callable[[Variant], LoadedKernel]
 
 
 class Subject:
-    """The driver under test, a context that the tests share, and where the driver is (``spelling``: MODULE:NAME)."""
+    """The driver under test, a context that the tests share, and where the driver is (``spelling``: MODULE:ATTRIBUTE)."""
 
     def __init__(self, config: pytest.Config):
         name, spelling = config.getoption("driver", None), config.getoption("driver_object", None)
@@ -53,7 +53,7 @@ def _entry_point(name: str) -> str:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("nbxtensor")
     group.addoption("--driver", metavar="NAME", help="the installed driver to test")
-    group.addoption("--driver-object", metavar="MODULE:NAME", help="the driver to test, by its place")
+    group.addoption("--driver-object", metavar="MODULE:ATTRIBUTE", help="the driver to test, by its place")
     group.addoption("--ordinal", type=int, default=0, metavar="N", help="its device (default 0)")
 
 
