@@ -199,8 +199,12 @@ def _compile(source: Any, target: Any, options: dict[str, Hashable], kind: str, 
     return Entry(kind, compiled.metadata.name, compiled.asm[kind], metadata)
 
 
-def _explain(error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}"
+def _explain(error: BaseException) -> str:
+    """The error and its causes: where a kernel calls another, Triton's outer error only says where."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        chain.append(cause)
+    text = "\n".join(f"{type(one).__name__}: {one}" for one in chain)
     unknown = re.search(r"Value '(sm_\w+)' is not defined for option 'gpu-name'", text)
     if unknown:
         import triton

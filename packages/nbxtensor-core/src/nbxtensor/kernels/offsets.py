@@ -10,8 +10,7 @@ import triton.language as tl
 def offsets(linear, shape, strides, NDIM: tl.constexpr):
     """Element offsets of the row-major positions ``linear`` of ``shape`` under ``strides``, both tuples of NDIM integers."""
     found = linear * 0
-    for k in tl.static_range(NDIM):
-        d: tl.constexpr = NDIM - 1 - k
+    for d in tl.static_range(NDIM - 1, -1, -1):
         if d == 0:
             found += linear * strides[d]
         else:
