@@ -66,7 +66,7 @@ def outcomes(mutant: type[Mutant]) -> Outcomes:
 def test_a_broken_context_is_caught(mutant: type[Mutant]) -> None:
     seen = outcomes(mutant)
     assert mutant.caught_by <= seen.failed
-    assert seen.passed - seen.failed or seen.failed == mutant.caught_by, "a mutant that fails everything shows nothing"
+    assert seen.passed or seen.failed == mutant.caught_by, "a mutant that fails everything shows nothing"
 
 
 @pytest.mark.parametrize("context", [WithGraphs, BindsByExtent], ids=lambda m: m.__name__)
