@@ -82,18 +82,19 @@ _exported: dict[int, Any] = {}
 _lock = threading.Lock()
 
 
-@_Deleter
 def _delete(address: int) -> None:
     with _lock:
         _exported.pop(address, None)
 
 
-@_Destructor
 def _drop(capsule: int) -> None:
     """A capsule dies: if nobody consumed it (its name is unused), its tensor is deleted here."""
     for name in _NAMES.values():
         if _dying_is_valid(capsule, name):
             _delete(_dying_pointer(capsule, name))
+
+
+_deleter, _destructor = _Deleter(_delete), _Destructor(_drop)
 
 
 def device_of(tensor: NBXTensor) -> tuple[int, int]:
@@ -114,9 +115,9 @@ def export(
 ) -> Any:
     """``tensor.__dlpack__``: a capsule of this tensor's memory, which it keeps alive until the consumer deletes it.
 
-    ``max_version`` of (1, 0) or later gives a versioned capsule, which says that a tensor is read-only; without it a read-only
-    tensor is a `BufferError`, as is everything else that cannot be exported as asked. ``dl_device`` (1, 0) gives a copy on
-    the host of a tensor of another device. The device's stream is waited for unless ``stream`` is -1.
+    ``max_version`` of (1, 0) or later gives a versioned capsule, which says that a tensor is read-only; without it a
+    read-only tensor is a `BufferError`, as is everything else that cannot be exported as asked. ``dl_device`` (1, 0)
+    gives a copy on the host of a tensor of another device. The device's stream is waited for unless ``stream`` is -1.
     """
     here = device_of(tensor)
     flags = 0
@@ -147,11 +148,11 @@ def export(
     if versioned:
         managed.major, managed.minor, managed.flags = (*_VERSION, flags)
     _describe(managed.tensor, tensor)
-    managed.deleter = ctypes.cast(_delete, ctypes.c_void_p)
+    managed.deleter = ctypes.cast(_deleter, ctypes.c_void_p)
     address = ctypes.addressof(managed)
     with _lock:
         _exported[address] = (managed, tensor)
-    return _new_capsule(address, _NAMES[type(managed)], _drop)
+    return _new_capsule(address, _NAMES[type(managed)], _destructor)
 
 
 def _describe(target: Any, tensor: NBXTensor) -> None:
@@ -174,9 +175,8 @@ def _describe(target: Any, tensor: NBXTensor) -> None:
 def from_dlpack(x: Any, device: DeviceLike = None, *, copy: bool | None = None) -> NBXTensor:
     """A tensor of another library, by the DLPack protocol: on its device without a copy, or moved to ``device``.
 
-    ``copy`` True always copies, False raises `BufferError` where a copy is needed. Memory of the host is used by the ``cpu``
-    device; it stays alive with the tensor, and a read-only producer gives a read-only tensor.
-    """
+    ``copy`` True always copies, False raises `BufferError` where a copy is needed. Memory of the host is used by the
+    ``cpu`` device; it stays alive with the tensor, and a read-only producer gives a read-only tensor."""
     for method in ("__dlpack__", "__dlpack_device__"):
         if not hasattr(x, method):
             raise ArgumentError("from_dlpack", "x", type(x).__name__, f"has no {method} method")
@@ -258,8 +258,7 @@ def _adopt(managed: Any, device: runtime.Device, copy: bool | None, release: Cal
         return from_address(ptr, view, (first, nbytes), base=None, readonly=readonly, release=release)
     if copy is False or not device.context.capabilities.host_addressable:
         raise BufferError(f"from_dlpack: the data at {ptr:#x} is not aligned to its items of {size} bytes")
-    raw = np.frombuffer((ctypes.c_char * nbytes).from_address(first), np.uint8).copy()
-    flat = np.frombuffer(raw.tobytes(), dtype.numpy)[-view.lowest :]
+    flat = np.frombuffer(ctypes.string_at(first, nbytes), dtype.numpy)[-view.lowest :]
     host = np.lib.stride_tricks.as_strided(flat, shape, [n * size for n in view.strides])
     made = from_numpy(host, device)
     release()

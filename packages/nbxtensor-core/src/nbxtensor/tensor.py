@@ -1,9 +1,8 @@
 """NBXTensor: a strided view of device memory.
 
-A tensor is an address, a `Spec` (device, dtype, shape, strides in elements) and the `Storage` that keeps the memory alive.
-Views share the storage. Nothing here launches a kernel: operators and operator methods are bound by `nbxtensor.ops` from the
-operator table.
-"""
+A tensor is an address, a `Spec` (device, dtype, shape, strides in elements) and the `Storage` that keeps the memory
+alive. Views share the storage. Nothing here launches a kernel: operators and operator methods are bound by
+`nbxtensor.ops` from the operator table."""
 
 from __future__ import annotations
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 DeviceLike = Union[str, runtime.Device, None]
 _SPEC_CACHE_LIMIT = 1 << 16
+_PYTHON: dict[str, Any] = {"bool": bool, "uint": int, "int": int, "float": float, "complex": complex}
 
 
 class Storage:
@@ -43,7 +43,8 @@ class Storage:
 
 
 class ForeignStorage:
-    """Memory that somebody else owns: ``base`` is kept alive as long as a tensor uses it. ``release`` is called once."""
+    """Memory that somebody else owns: ``base`` is kept alive as long as a tensor uses it. ``release`` is called
+    once."""
 
     __slots__ = ("device", "address", "nbytes", "readonly", "base", "_release", "__weakref__")
 
@@ -59,8 +60,8 @@ class ForeignStorage:
 
 
 class Spec:
-    """What a tensor is besides its memory: ``device``, ``dtype``, ``shape``, ``strides`` (elements). Immutable and interned,
-    so that equal specs are one object and a launch is found by identity; make one with `spec`."""
+    """What a tensor is besides its memory: ``device``, ``dtype``, ``shape``, ``strides`` (elements). Immutable and
+    interned, so that equal specs are one object and a launch is found by identity; make one with `spec`."""
 
     __slots__ = ("device", "dtype", "shape", "strides", "numel", "nbytes", "contiguous", "lowest", "highest")
 
@@ -185,7 +186,8 @@ class NBXTensor:
     # views: they share the storage and never copy
 
     def view(self, *shape: Any) -> NBXTensor:
-        """The same elements under another shape (one size may be -1), or, given a dtype of the same width, under that dtype.
+        """The same elements under another shape (one size may be -1), or, given a dtype of the same width, under that
+        dtype.
 
         Raises `ShapeError` when the strides do not allow it; ``reshape`` copies then.
         """
@@ -439,7 +441,8 @@ class NBXTensor:
         if self.spec.numel != 1:
             raise ShapeError("item", "self", self.shape, "must have exactly one element")
         value = self.numpy().reshape(())[()]
-        return {"bool": bool, "uint": int, "int": int, "float": float, "complex": complex}[self.dtype.kind](value)
+        python: type[bool | int | float | complex] = _PYTHON[self.dtype.kind]
+        return python(value)
 
     def tolist(self) -> Any:
         """Nested lists of Python numbers; a number for a 0-d tensor."""
@@ -531,10 +534,9 @@ def from_numpy(array: Any, device: DeviceLike = None, *, copy: bool | None = Tru
     """A tensor with the elements, shape and dtype of a numpy array.
 
     ``copy`` True: the tensor has its own memory on any device. False: it uses the array's memory, which only a
-    host-addressable device can, and only for an array aligned to its items; `ArgumentError` otherwise. None: without a copy
-    where possible. A tensor on a read-only array is read-only. Raises `DTypeError` for a dtype that is not in the table
-    (object arrays, strings, a byte order that is not the machine's).
-    """
+    host-addressable device can, and only for an array aligned to its items; `ArgumentError` otherwise. None: without a
+    copy where possible. A tensor on a read-only array is read-only. Raises `DTypeError` for a dtype that is not in the
+    table (object arrays, strings, a byte order that is not the machine's)."""
     if not isinstance(array, (np.ndarray, np.generic)):
         raise ArgumentError("from_numpy", "array", type(array).__name__, "must be a numpy array")
     host = np.asarray(array)
@@ -572,9 +574,9 @@ def _share(host: np.ndarray[Any, Any], dtype: DType, device: runtime.Device) -> 
 def from_address(
     ptr: int, view: Spec, extent: tuple[int, int], base: Any, readonly: bool = False, release: Any = None
 ) -> NBXTensor:
-    """A tensor on memory that ``base`` owns and keeps alive: ``ptr`` is the first element, ``extent`` (address, bytes) the
-    whole allocation. Host memory is registered with a host-addressable device. ``release()`` is called when the last
-    tensor on the memory is gone."""
+    """A tensor on memory that ``base`` owns and keeps alive: ``ptr`` is the first element, ``extent`` (address, bytes)
+    the whole allocation. Host memory is registered with a host-addressable device. ``release()`` is called when the
+    last tensor on the memory is gone."""
     context, (address, nbytes) = view.device.context, extent
     if context.capabilities.host_addressable:
         context.register(address, nbytes, not readonly)  # type: ignore[attr-defined]

@@ -1,12 +1,11 @@
 """The driver contract: what a backend provides, and all that the rest of the library may ask of it.
 
-A driver is found through the entry-point group ``nbxtensor.drivers``. The value of the entry point names a `Driver` object
-whose import is cheap: no library is opened, Triton is not imported, no device is probed.
+A driver is found through the entry-point group ``nbxtensor.drivers``. The value of the entry point names a `Driver`
+object whose import is cheap: no library is opened, Triton is not imported, no device is probed.
 
-Addresses are plain integers. A stream or an event is an integer that the context made; stream ``None`` is the context's own
-ordered stream, never a vendor's legacy one. Sizes are bytes, times milliseconds. Every verb raises a typed error of
-`nbxtensor.errors`; nothing is retried in silence.
-"""
+Addresses are plain integers. A stream or an event is an integer that the context made; stream ``None`` is the context's
+own ordered stream, never a vendor's legacy one. Sizes are bytes, times milliseconds. Every verb raises a typed error of
+`nbxtensor.errors`; nothing is retried in silence. """
 
 from __future__ import annotations
 
@@ -53,9 +52,8 @@ class Capabilities(NamedTuple):
 class Parameter(NamedTuple):
     """A non-constexpr kernel parameter; an element i of a tuple parameter is named ``name.i``.
 
-    ``type`` is Triton's spelling: "*fp16", "i32", "i64", "fp32", "fp64", "u1". ``kept`` False: the value was specialised
-    away (an integer equal to 1); it stands in the launch values and not in the binary's parameters.
-    """
+    ``type`` is Triton's spelling: "*fp16", "i32", "i64", "fp32", "fp64", "u1". ``kept`` False: the value was
+    specialised away (an integer equal to 1); it stands in the launch values and not in the binary's parameters. """
 
     name: str
     type: str
@@ -88,7 +86,8 @@ class Variant(NamedTuple):
 
 
 class Artifact(NamedTuple):
-    """A compiled kernel. ``payload`` is bytes ("cubin", "hsaco", "spirv", ...), or the variant itself for kind "python"."""
+    """A compiled kernel. ``payload`` is bytes ("cubin", "hsaco", "spirv", ...), or the variant itself for kind
+    "python"."""
 
     kind: str
     entry: str
@@ -111,8 +110,9 @@ class Bound(Protocol):
 
 @runtime_checkable
 class Driver(Protocol):
-    """A backend. ``device_type`` is what a device string starts with; several drivers may serve one type, the one of the
-    highest ``priority`` that opens wins. ``device_files`` is a folder of device files the driver brings, or None."""
+    """A backend. ``device_type`` is what a device string starts with; several drivers may serve one type, the one of
+    the highest ``priority`` that opens wins. ``device_files`` is a folder of device files the driver brings, or
+    None."""
 
     name: str
     device_type: str
@@ -208,10 +208,10 @@ class Context(Protocol):
         stream: int | None,
         tensors: tuple[Bound, ...],
     ) -> None:
-        """Starts the kernel. ``values`` holds one plain number for every entry of the artifact's ``parameters`` (a pointer's
-        is its address), which the driver packs; a float beyond the range of an "fp32" is packed as infinity. ``tensors`` are
-        the tensors behind the pointers, in the pointers' order, for drivers that bind by extent; others may get none. No size
-        of ``grid`` is 0."""
+        """Starts the kernel. ``values`` holds one plain number for every entry of the artifact's ``parameters`` (a
+        pointer's is its address), which the driver packs; a float beyond the range of an "fp32" is packed as infinity.
+        ``tensors`` are the tensors behind the pointers, in the pointers' order, for drivers that bind by extent; others
+        may get none. No size of ``grid`` is 0."""
 
 
 @runtime_checkable

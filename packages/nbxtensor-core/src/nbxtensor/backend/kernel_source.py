@@ -29,7 +29,8 @@ class KernelFunction(NamedTuple):
 
 
 class TritonDType(NamedTuple):
-    """A dtype that a kernel takes as a constexpr, by Triton's short name ("fp32"), named so that it hashes without Triton."""
+    """A dtype that a kernel takes as a constexpr, by Triton's short name ("fp32"), named so that it hashes without
+    Triton."""
 
     name: str
 

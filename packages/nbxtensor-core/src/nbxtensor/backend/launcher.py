@@ -1,9 +1,8 @@
 """From a kernel and its arguments to a launch: specialise, compile once, prepare, launch, record.
 
-A `Plan` says what one operator call does for given specs: the outputs it allocates and the steps it launches. `routine` turns
-it into a Python function generated for exactly that plan, which allocates and launches and does nothing else. Whoever wants
-to see launches sets a recorder; a `Launch` is built only then.
-"""
+A `Plan` says what one operator call does for given specs: the outputs it allocates and the steps it launches. `routine`
+turns it into a Python function generated for exactly that plan, which allocates and launches and does nothing else.
+Whoever wants to see launches sets a recorder; a `Launch` is built only then."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from nbxtensor.backend import runtime
 from nbxtensor.backend.contract import Artifact, Parameter, Variant
 from nbxtensor.backend.kernel_source import Kernel, KernelFunction, Scalar, TritonDType
 from nbxtensor.dtype import DType, int64
-from nbxtensor.errors import DeviceError, DTypeError, IndexOutOfRange, LaunchRefused
+from nbxtensor.errors import ArgumentError, DTypeError, IndexOutOfRange, LaunchRefused
 from nbxtensor.tensor import NBXTensor, Spec, Storage, empty_for, spec
 
 _INT32 = range(-(1 << 31), 1 << 31)
@@ -31,7 +30,7 @@ class Ref(NamedTuple):
     """
 
     kind: str
-    index: int
+    number: int
     type: str = ""
 
 
@@ -86,7 +85,8 @@ def _status(device: runtime.Device) -> NBXTensor:
                 word = empty_for(spec(device, int64, (2,)))
                 device.context.fill(word.ptr, 0, word.nbytes, device.stream)
                 device.status = word
-    return device.status  # type: ignore[return-value]
+    made: NBXTensor = device.status
+    return made
 
 
 class Pointer(NamedTuple):
@@ -140,9 +140,9 @@ _recorders: dict[int, Recorder] = {}
 def set_launch_recorder(recorder: Recorder | None) -> Recorder | None:
     """Reports every later launch of this thread as ``recorder(prepared, grid, params, extents)``; the one before it.
 
-    ``params`` are (Triton type, value) of every parameter; ``extents`` the (address, bytes) of each pointer's allocation for
-    a driver that binds by extent, else None. None ends it. The recorder is called after the launch was handed to the driver.
-    """
+    ``params`` are (Triton type, value) of every parameter; ``extents`` the (address, bytes) of each pointer's
+    allocation for a driver that binds by extent, else None. None ends it. The recorder is called after the launch was
+    handed to the driver."""
     thread = threading.get_ident()
     before = _recorders.get(thread)
     if recorder is None:
@@ -153,7 +153,8 @@ def set_launch_recorder(recorder: Recorder | None) -> Recorder | None:
 
 
 def prewarm_compiler() -> threading.Thread:
-    """Imports Triton and computes its cache key in a daemon thread, so that the first compile does not wait for them."""
+    """Imports Triton and computes its cache key in a daemon thread, so that the first compile does not wait for
+    them."""
     from nbxtensor.backend import compiler
 
     thread = threading.Thread(target=compiler.prewarm, name="nbxtensor-prewarm", daemon=True)
@@ -162,8 +163,8 @@ def prewarm_compiler() -> threading.Thread:
 
 
 def bind_target(target: Any) -> runtime.Device:
-    """A device that compiles every kernel for ``target`` (a ``GPUTarget``) and launches nothing: kernels for a card that
-    this machine need not have. Its tensors have no memory."""
+    """A device that compiles every kernel for ``target`` (a ``GPUTarget``) and launches nothing: kernels for a card
+    that this machine need not have. Its tensors have no memory."""
     from nbxtensor.backend import meta
 
     return runtime.Device(meta.for_target(target))
@@ -240,7 +241,7 @@ def prepare(device: runtime.Device, variant: Variant) -> Prepared:
                 artifact = device.context.compile(variant)
                 found = Prepared(device, variant, artifact, device.context.load(artifact))
                 device.prepared[variant] = found
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def routine(plan: Plan, device: runtime.Device, inputs: tuple[Any, ...], aligned: bool) -> Callable[..., Any]:
@@ -300,7 +301,8 @@ class _Generator:
         self.lines += [
             f"try: {name}_p = {name}_bin.pop()",
             f"except IndexError: {name}_p = grow({name}_bin)",
-            f"{name}_s = new_storage(Storage); {name}_s.device = device; {name}_s.address = {name}_p; {name}_s.bin = {name}_bin",
+            f"{name}_s = new_storage(Storage)",
+            f"{name}_s.device = device; {name}_s.address = {name}_p; {name}_s.bin = {name}_bin",
             f"{name} = new(Tensor); {name}.ptr = {name}_p; {name}.spec = {name}_spec; {name}.storage = {name}_s",
         ]
 
@@ -325,7 +327,7 @@ class _Generator:
                 pointers.append(self._tensor(ref))
                 texts.append(f"{pointers[-1]}_p" if ref.kind in ("out", "work") else f"{pointers[-1]}.ptr")
             elif isinstance(value, Ref):
-                texts.append(f"x{value.index}")
+                texts.append(f"x{value.number}")
             else:
                 name = f"c{index}_{len(texts)}"
                 self.names[name] = value
@@ -350,13 +352,13 @@ class _Generator:
         if ref.kind == "status":
             return _status(self.device).spec
         source = {"in": self.inputs, "out": self.plan.outputs, "work": self.plan.work}[ref.kind]
-        return source[ref.index]  # type: ignore[no-any-return]
+        return source[ref.number]  # type: ignore[no-any-return]
 
     @staticmethod
     def _tensor(ref: Ref) -> str:
         if ref.kind == "status":
             return "status"
-        return {"in": "x", "out": "o", "work": "w"}[ref.kind] + str(ref.index)
+        return {"in": "x", "out": "o", "work": "w"}[ref.kind] + str(ref.number)
 
 
 def _report(prepared: Prepared, grid: tuple[int, int, int], values: tuple[Any, ...], tensors: tuple[Any, ...]) -> None:
@@ -368,7 +370,9 @@ def _report(prepared: Prepared, grid: tuple[int, int, int], values: tuple[Any, .
 
 
 def _refuse_write(tensor: NBXTensor) -> None:
-    raise DeviceError(f"write to a read-only tensor of shape {tensor.shape}: its memory belongs to a read-only array")
+    raise ArgumentError(
+        "write", "target", f"tensor of shape {tensor.shape}", "is read-only, as the array that owns its memory"
+    )
 
 
 def _refuse_range(value: Any, limits: tuple[int, int, DType]) -> None:

@@ -34,14 +34,6 @@ def _unknown_fault(code: int, value: int) -> Exception:
 #: Makes the error of a fault code and value; the launcher, which knows the codes, puts its own in place.
 fault_error: Callable[[int, int], Exception] = _unknown_fault
 
-
-def _unknown_fault(code: int, value: int) -> Exception:
-    return DeviceError(f"a kernel left the unknown fault code {code} with value {value}")
-
-
-#: Makes the error of a fault code and value; the launcher, which knows the codes, puts its own in place.
-fault_error: Callable[[int, int], Exception] = _unknown_fault
-
 _lock = threading.RLock()
 _open: dict[tuple[str, int], Device] = {}
 _local = threading.local()
@@ -50,9 +42,9 @@ _local = threading.local()
 class Device:
     """An open device. Compares equal to its name: ``tensor.device == "cuda:0"``.
 
-    Attributes: ``name`` ("cuda:0", "cpu"), ``type``, ``index``, ``driver``, ``context``, ``info``, ``pool``, ``facts`` (its
-    device file), ``stream`` (None: the context's own ordered stream), ``prepared`` (kernels loaded so far, by variant).
-    """
+    Attributes: ``name`` ("cuda:0", "cpu"), ``type``, ``index``, ``driver``, ``context``, ``info``, ``pool``, ``facts``
+    (its device file), ``stream`` (None: the context's own ordered stream), ``prepared`` (kernels loaded so far, by
+    variant)."""
 
     __slots__ = (
         "name",
@@ -134,9 +126,9 @@ class Device:
 def device(name: str | Device | None = None) -> Device:
     """The open device of a device string ``type[:n]``, opened at its first use; None is the current device.
 
-    Of the drivers that serve the type the one of the highest priority that opens is taken; a string that is no type names
-    a driver ("reference"). Raises `ArgumentError` for a malformed string, `Unavailable` when nothing can serve it.
-    """
+    Of the drivers that serve the type the one of the highest priority that opens is taken; a string that is no type
+    names a driver ("reference"). Raises `ArgumentError` for a malformed string, `Unavailable` when nothing can serve
+    it."""
     from nbxtensor.backend import install_help, registry
 
     if name is None:
@@ -179,7 +171,8 @@ def use_device(name: str | Device) -> Iterator[Device]:
 
 
 def default_device() -> Device:
-    """The device of `DEVICE_VARIABLE`; else the best GPU that opens; else the CPU when no supported GPU is on the PCI bus.
+    """The device of `DEVICE_VARIABLE`; else the best GPU that opens; else the CPU when no supported GPU is on the PCI
+    bus.
 
     Best is the driver's priority, then the device's memory. Raises `Unavailable` with the install help when a supported
     GPU is present and no driver opens it: there is no quiet fall back to the CPU.
@@ -215,7 +208,7 @@ def _best_gpu() -> Device | None:
     failures: list[Exception] = []
     for _, _, _, ordinal, entry in sorted(candidates, key=lambda c: c[:4]):
         try:
-            return _opened(entry.driver, ordinal)
+            return _opened(registry.load(entry), ordinal)
         except DeviceError as error:
             failures.append(error)
     if failures:
@@ -247,6 +240,9 @@ def _opened(driver: Driver, ordinal: int) -> Device:
     with _lock:
         found = _open.get((driver.name, ordinal))
         if found is None:
+            from nbxtensor.backend import device_files
+
+            device_files.serve_in_force(lambda: current_device().facts)
             found = _open[driver.name, ordinal] = Device(driver, ordinal)
         return found
 

@@ -8,9 +8,9 @@ import triton.language as tl
 
 @triton.jit
 def convert(x, TO: tl.constexpr, SATURATE: tl.constexpr):
-    """``x`` as dtype ``TO``. Float to integer truncates and saturates, NaN gives 0; to bool is ``!= 0``. With ``SATURATE``
-    a finite value beyond float16 or float8 gives their largest finite value, as an explicit cast asks; without it,
-    infinity as arithmetic asks."""
+    """``x`` as dtype ``TO``. Float to integer truncates and saturates, NaN gives 0; to bool is ``!= 0``. With
+    ``SATURATE`` a finite value beyond float16 or float8 gives their largest finite value, as an explicit cast asks;
+    without it, infinity as arithmetic asks."""
     if x.dtype == TO:
         return x
     elif TO == tl.int1:
@@ -68,7 +68,8 @@ def _to_float16(x):
 
 @triton.jit
 def _to_float8(x, TO: tl.constexpr, SATURATE: tl.constexpr):
-    """Nearest even by arithmetic on the bits of the float32 value, the same on devices with and without float8 units."""
+    """Nearest even by arithmetic on the bits of the float32 value, the same on devices with and without float8
+    units."""
     if x.dtype == tl.int1:
         x = x.to(tl.int32)
     if SATURATE and x.dtype == tl.float64:  # the largest are infinite in float32

@@ -8,7 +8,8 @@ import triton.language as tl
 
 @triton.jit
 def offsets(linear, shape, strides, NDIM: tl.constexpr):
-    """Element offsets of the row-major positions ``linear`` of ``shape`` under ``strides``, both tuples of NDIM integers."""
+    """Element offsets of the row-major positions ``linear`` of ``shape`` under ``strides``, both tuples of NDIM
+    integers."""
     found = linear * 0
     for d in tl.static_range(NDIM - 1, -1, -1):
         if d == 0:

@@ -1,8 +1,7 @@
 """The caching allocator of a device.
 
-Blocks are kept by size class and handed out again without a driver call. A freed block goes back to its class the moment
-its last tensor dies; it may be handed out at once because all work of a device's stream is ordered.
-"""
+Blocks are kept by size class and handed out again without a driver call. A freed block goes back to its class the
+moment its last tensor dies; it may be handed out at once because all work of a device's stream is ordered."""
 
 from __future__ import annotations
 
@@ -17,7 +16,8 @@ _LARGE = 1 << 20  # and multiples of this above
 
 
 class Bin(list[int]):
-    """The free blocks of one size class: a list of device addresses. ``append`` and ``pop`` are atomic under the GIL."""
+    """The free blocks of one size class: a list of device addresses. ``append`` and ``pop`` are atomic under the
+    GIL."""
 
     __slots__ = ("size", "reserved")
 
@@ -27,7 +27,8 @@ class Bin(list[int]):
 
 
 class Statistics(NamedTuple):
-    """Bytes of a pool: ``reserved`` from the driver, of these ``cached`` free and ``live`` held by tensors; driver calls made."""
+    """Bytes of a pool: ``reserved`` from the driver, of these ``cached`` free and ``live`` held by tensors; driver
+    calls made."""
 
     reserved: int
     cached: int

@@ -36,7 +36,10 @@ def _plan(
     lead = _check(query, key, value, enable_gqa)
     length, keys, e = query.shape[-2], key.shape[-2], query.shape[-1]
     out = spec(query.device, query.dtype, shape := (*lead, length, value.shape[-1]), _layout(query, shape))
-    refs: list[tuple[Ref, Spec]] = [(Ref("out", 0), out), *((Ref("in", i), s) for i, s in enumerate((query, key, value)))]
+    refs: list[tuple[Ref, Spec]] = [
+        (Ref("out", 0), out),
+        *((Ref("in", i), s) for i, s in enumerate((query, key, value))),
+    ]
     if attn_mask is not None:
         _check_mask(attn_mask, (*lead, length, keys))
         refs.append((Ref("in", 3), attn_mask))
@@ -81,8 +84,8 @@ def _check_mask(mask: Spec, scores: tuple[int, ...]) -> None:
 
 
 def _layout(query: Spec, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Strides of the result: its dimensions lie in memory in the order of query's, so that heads split from a projection
-    [batch, length, heads * size] merge again without a copy."""
+    """Strides of the result: its dimensions lie in memory in the order of query's, so that heads split from a
+    projection [batch, length, heads * size] merge again without a copy."""
     if query.shape[:-1] != shape[:-1]:
         return None
     order = sorted(range(len(shape) - 1), key=lambda d: -abs(query.strides[d]))
@@ -99,7 +102,9 @@ def _grouped(s: Spec, heads: int) -> Spec:
         return s
     count, step = s.shape[-3], s.strides[-3]
     sizes = (1, 1) if count == 1 else (heads, count // heads)
-    return s.with_strides((*s.shape[:-3], *sizes, *s.shape[-2:]), (*s.strides[:-3], step * sizes[1], step, *s.strides[-2:]))
+    return s.with_strides(
+        (*s.shape[:-3], *sizes, *s.shape[-2:]), (*s.strides[:-3], step * sizes[1], step, *s.strides[-2:])
+    )
 
 
 def _shared(s: Spec) -> Spec:
@@ -128,9 +133,9 @@ def scaled_dot_product_attention(
     """``softmax(scale * query @ key.mT + mask) @ value`` in one launch, the scores never in memory.
 
     query [.., L, E], key [.., S, E], value [.., S, V] to [.., L, V], of one floating dtype and any strides; leading
-    dimensions broadcast. ``attn_mask`` broadcasts to [.., L, S]: of bool, True where a key takes part, or of floats that
-    are added to the scores. ``is_causal`` lets row i see the keys 0 to i; with a mask both hold. ``scale`` is
-    1 / sqrt(E) unless given. With ``enable_gqa`` query has a multiple of the heads (dimension -3) of key and value, and
+    dimensions broadcast. ``attn_mask`` broadcasts to [.., L, S]: of bool, True where a key takes part, or of floats
+    that are added to the scores. ``is_causal`` lets row i see the keys 0 to i; with a mask both hold. ``scale`` is 1 /
+    sqrt(E) unless given. With ``enable_gqa`` query has a multiple of the heads (dimension -3) of key and value, and
     consecutive heads share one of them.
 
     Scores and sums are float32 (float64 for float64), weights are rounded to value's dtype; float32 is multiplied as
@@ -155,8 +160,8 @@ def _cost(inputs: Sequence[Spec], outputs: Sequence[Spec], params: Mapping[str, 
 
 
 def _tolerance() -> dict[str, Tolerance]:
-    """Weights sum to 1, so that their rounding to value's dtype is off by half a unit of the largest value at most; scores
-    of up to 16 are off by as many units of float32, and so are their powers, relatively."""
+    """Weights sum to 1, so that their rounding to value's dtype is off by half a unit of the largest value at most;
+    scores of up to 16 are off by as many units of float32, and so are their powers, relatively."""
     made = {}
     for name in FLOATS:
         rounding, eps = ROUNDING[name], 2.0**-52 if name == "float64" else 2.0**-23

@@ -118,7 +118,8 @@ def copy_(target: NBXTensor, source: NBXTensor) -> NBXTensor:
 
 
 def fill_(target: NBXTensor, value: bool | int | float | complex) -> NBXTensor:
-    """Writes a number into every element and returns the tensor. The number's kind must not be higher than the dtype's."""
+    """Writes a number into every element and returns the tensor. The number's kind must not be higher than the
+    dtype's."""
     _check_writable("fill_", target)
     if isinstance(value, NBXTensor):
         raise DTypeError("fill_", "value", "NBXTensor", "must be a number; copy_ writes a tensor")
@@ -136,7 +137,8 @@ def fill_(target: NBXTensor, value: bool | int | float | complex) -> NBXTensor:
 def to(
     x: NBXTensor, *targets: Any, dtype: DTypeLike | None = None, device: Any = None, copy: bool = False
 ) -> NBXTensor:
-    """``x`` with another dtype, on another device, or both: ``x.to("float16")``, ``x.to("cuda:0")``, ``x.to(device, dtype)``.
+    """``x`` with another dtype, on another device, or both: ``x.to("float16")``, ``x.to("cuda:0")``, ``x.to(device,
+    dtype)``.
 
     Returns ``x`` itself where nothing changes, unless ``copy``. Between devices the data passes through the host.
     """
@@ -171,7 +173,8 @@ def _check_writable(where: str, target: NBXTensor) -> None:
 
 
 def _overlap(a: NBXTensor, b: NBXTensor) -> bool:
-    """Whether the memory of two tensors of one device may overlap; layouts of other item sizes count by their extents."""
+    """Whether the memory of two tensors of one device may overlap; layouts of other item sizes count by their
+    extents."""
     if a.dtype.itemsize == b.dtype.itemsize and (b.ptr - a.ptr) % a.itemsize == 0:
         return _shape.overlaps(a.shape, a.strides, b.shape, b.strides, (b.ptr - a.ptr) // a.itemsize)
     (low_a, high_a), (low_b, high_b) = _bytes(a), _bytes(b)

@@ -1,4 +1,5 @@
-"""Creation operators. They take ``dtype`` by name (float32 by default) and ``device`` as a device string or `Device`."""
+"""Creation operators. They take ``dtype`` by name (float32 by default) and ``device`` as a device string or
+`Device`."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def arange(
     dtype: DTypeLike | None = None,
     device: DeviceLike = None,
 ) -> NBXTensor:
-    """``start``, ``start + step``, ... before ``stop``; one number is ``stop``, from 0. int64 for integers, else float32.
+    """``start``, ``start + step``, ... before ``stop``; one number is ``stop``, from 0. int64 for integers, else
+    float32.
 
     Each element is ``start + i * step`` computed in float64 (integers exactly), then converted.
     """
@@ -94,9 +96,9 @@ def asarray(
 ) -> NBXTensor:
     """A tensor of Python numbers in nested lists, a number, a numpy array or another tensor.
 
-    Numbers give bool, int64, float32 or complex64; arrays and tensors keep their dtype; ``dtype`` converts. ``copy`` None
-    copies only where it must (a tensor that fits is returned itself), True always; False refuses what cannot be shared.
-    """
+    Numbers give bool, int64, float32 or complex64; arrays and tensors keep their dtype; ``dtype`` converts. ``copy``
+    None copies only where it must (a tensor that fits is returned itself), True always; False refuses what cannot be
+    shared."""
     if isinstance(data, NBXTensor):
         moved = data if device is None else data.to(runtime.device(device))
         moved = moved if dtype is None else moved.to(dtype)

@@ -1,9 +1,8 @@
 """From an operator call to its routine: one key, one dict lookup, one call.
 
-`Dispatcher` writes, for an operator's parameters, the Python function that builds the key (the specs of the tensors, whether
-16 divides all addresses, the other parameters) and calls the routine kept for it. The first call with a key asks the
-operator's plan function, which checks, infers and chooses the kernels from specs alone.
-"""
+`Dispatcher` writes, for an operator's parameters, the Python function that builds the key (the specs of the tensors,
+whether 16 divides all addresses, the other parameters) and calls the routine kept for it. The first call with a key
+asks the operator's plan function, which checks, infers and chooses the kernels from specs alone."""
 
 from __future__ import annotations
 
@@ -18,16 +17,16 @@ from nbxtensor.backend import launcher, runtime
 from nbxtensor.errors import ArgumentError, DeviceError, DTypeError
 from nbxtensor.tensor import NBXTensor, Spec
 
-#: Roles of a parameter. "tensor"; "tensor?" (or None); "operand" (a tensor or a Python number); "value" (a number given to
-#: the kernel at run time, not part of the key); "param" (part of the key, handed to the plan function).
+#: Roles of a parameter. "tensor"; "tensor?" (or None); "operand" (a tensor or a Python number); "value" (a number given
+#: to the kernel at run time, not part of the key); "param" (part of the key, handed to the plan function).
 ROLES = frozenset({"tensor", "tensor?", "operand", "value", "param"})
 _LIMIT = 8192  # routines an operator keeps
 _NUMBERS = (bool, int, float, complex, np.generic)
 
 
 class Number:
-    """An operand that is a Python number, as a plan function sees it: the number of the first call, of which only the kind
-    may decide (later numbers of the same type share the plan)."""
+    """An operand that is a Python number, as a plan function sees it: the number of the first call, of which only the
+    kind may decide (later numbers of the same type share the plan)."""
 
     __slots__ = ("value",)
 
@@ -38,10 +37,9 @@ class Number:
 class Dispatcher:
     """The functions of one operator: `function`, and the special methods `operator` and `reflected`.
 
-    ``roles`` are (parameter, role), the last ones with ``defaults``. ``plan`` is called with a `Spec` for a tensor, None or a
-    `Number` for another operand, then the "param" values by name. "value" parameters are not passed to it: it refers to
-    them, as to operands, by ``Ref("value", position)``, counting all parameters but the "param" ones.
-    """
+    ``roles`` are (parameter, role), the last ones with ``defaults``. ``plan`` is called with a `Spec` for a tensor,
+    None or a `Number` for another operand, then the "param" values by name. "value" parameters are not passed to it: it
+    refers to them, as to operands, by ``Ref("value", position)``, counting all parameters but the "param" ones."""
 
     def __init__(
         self,

@@ -48,11 +48,11 @@ _embedding = Dispatcher("embedding", (("weight", "tensor"), ("indices", "tensor"
 
 
 def embedding(weight: NBXTensor, indices: NBXTensor) -> NBXTensor:
-    """The rows of ``weight`` [rows, features] at ``indices`` (int32 or int64, any shape): shape ``indices.shape + (features,)``.
+    """The rows of ``weight`` [rows, features] at ``indices`` (int32 or int64, any shape): shape ``indices.shape +
+    (features,)``.
 
-    An index out of range raises `IndexOutOfRange` at the next point where the host waits for the device (reading a result,
-    ``synchronize``), naming the index.
-    """
+    An index out of range raises `IndexOutOfRange` at the next point where the host waits for the device (reading a
+    result, ``synchronize``), naming the index."""
     return _embedding(weight, indices)  # type: ignore[no-any-return]
 
 

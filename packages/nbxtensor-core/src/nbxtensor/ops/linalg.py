@@ -1,6 +1,5 @@
-"""Matrix products. float32 is multiplied as IEEE has it unless ``precision="tf32"`` is given; float16, bfloat16 and float8
-are summed in float32; integers wrap around as numpy's do.
-"""
+"""Matrix products. float32 is multiplied as IEEE has it unless ``precision="tf32"`` is given; float16, bfloat16 and
+float8 are summed in float32; integers wrap around as numpy's do."""
 
 from __future__ import annotations
 
@@ -52,8 +51,9 @@ def _product(
     first: int = 0,
     **epilogue: Any,
 ) -> Plan:
-    """The plan of ``a @ b`` of specs [.., M, K] and [.., K, N], with a result of ``shape``. ``first`` is a's position among
-    the operands, b's is the next; ``epilogue`` is `kernel.step`'s. Integers are multiplied in the dtype of the result."""
+    """The plan of ``a @ b`` of specs [.., M, K] and [.., K, N], with a result of ``shape``. ``first`` is a's position
+    among the operands, b's is the next; ``epilogue`` is `kernel.step`'s. Integers are multiplied in the dtype of the
+    result."""
     compute = result_type(a.dtype, b.dtype, where=where)
     accepted(where, "a, b", compute, DTYPES)
     if addend is not None and compute.kind != "float":
@@ -222,24 +222,24 @@ _operator = Dispatcher("matmul", (("a", "tensor"), ("b", "tensor")), _plan_matmu
 
 
 def mm(a: NBXTensor, b: NBXTensor, precision: str = "ieee") -> NBXTensor:
-    """The product of two matrices, [M, K] and [K, N] to [M, N]. Operands of any strides are read in place; K = 0 gives zeros.
+    """The product of two matrices, [M, K] and [K, N] to [M, N]. Operands of any strides are read in place; K = 0 gives
+    zeros.
 
-    The result has the promoted dtype (float8: float32). float16, bfloat16 and float8 are summed in float32, integers wrap
-    around. float32 is multiplied exactly ("ieee"); ``precision="tf32"`` rounds its factors to 11 significant bits first,
-    on devices that have such units. Raises `ShapeError`; `DTypeError` for bool and complex.
-    """
+    The result has the promoted dtype (float8: float32). float16, bfloat16 and float8 are summed in float32, integers
+    wrap around. float32 is multiplied exactly ("ieee"); ``precision="tf32"`` rounds its factors to 11 significant bits
+    first, on devices that have such units. Raises `ShapeError`; `DTypeError` for bool and complex."""
     return _mm(a, b, precision)  # type: ignore[no-any-return]
 
 
 def bmm(a: NBXTensor, b: NBXTensor, precision: str = "ieee") -> NBXTensor:
-    """The products of two batches of matrices, [B, M, K] and [B, K, N] to [B, M, N]. Batches of different sizes are refused;
-    `matmul` broadcasts. Dtypes and ``precision`` as in `mm`."""
+    """The products of two batches of matrices, [B, M, K] and [B, K, N] to [B, M, N]. Batches of different sizes are
+    refused; `matmul` broadcasts. Dtypes and ``precision`` as in `mm`."""
     return _bmm(a, b, precision)  # type: ignore[no-any-return]
 
 
 def matmul(a: NBXTensor, b: NBXTensor, precision: str = "ieee") -> NBXTensor:
-    """``a @ b`` by numpy's rules: [.., M, K] and [.., K, N] to [.., M, N], leading dimensions broadcast (without a copy), a
-    1-D operand is a row on the left, a column on the right, and its dimension is dropped from the result.
+    """``a @ b`` by numpy's rules: [.., M, K] and [.., K, N] to [.., M, N], leading dimensions broadcast (without a
+    copy), a 1-D operand is a row on the left, a column on the right, and its dimension is dropped from the result.
 
     Dtypes and ``precision`` as in `mm`. Raises `ShapeError` for other sizes and for 0-d operands.
     """
@@ -265,9 +265,9 @@ def linear(
 ) -> NBXTensor:
     """``activation(x @ weight.T + bias)`` in one launch: x [.., K], weight [N, K], bias [N] to [.., N].
 
-    ``activation`` is None, "relu", "gelu" (by erf), "gelu_tanh" or "silu", applied before the one rounding to the result's
-    dtype: that of the product (see `mm`) promoted with the bias. Raises `ShapeError`, `DTypeError`, `ArgumentError`.
-    """
+    ``activation`` is None, "relu", "gelu" (by erf), "gelu_tanh" or "silu", applied before the one rounding to the
+    result's dtype: that of the product (see `mm`) promoted with the bias. Raises `ShapeError`, `DTypeError`,
+    `ArgumentError`."""
     return _linear(x, weight, bias, activation, precision)  # type: ignore[no-any-return]
 
 
@@ -281,9 +281,8 @@ def addmm(
 ) -> NBXTensor:
     """``beta * input + alpha * (a @ b)`` with a [M, K], b [K, N] and an input that broadcasts to [M, N].
 
-    With ``beta`` 0 the input is not read: its NaN do not pass. ``alpha`` and ``beta`` are integers where all operands are.
-    Dtypes and ``precision`` as in `mm`; the input takes part in promotion.
-    """
+    With ``beta`` 0 the input is not read: its NaN do not pass. ``alpha`` and ``beta`` are integers where all operands
+    are. Dtypes and ``precision`` as in `mm`; the input takes part in promotion."""
     return _addmm(input, a, b, beta, alpha, precision)  # type: ignore[no-any-return]
 
 
@@ -310,8 +309,8 @@ _LARGEST_K = 200
 
 
 def _tolerance() -> Mapping[str, Tolerance]:
-    """A sum of K products of standard normal factors stays below 4 sqrt(K). Each of its K roundings is off by half a unit of
-    it at most, to both sides, so that sqrt(K) of them remain."""
+    """A sum of K products of standard normal factors stays below 4 sqrt(K). Each of its K roundings is off by half a
+    unit of it at most, to both sides, so that sqrt(K) of them remain."""
     made = dict(ROUNDING)
     for name in (*FLOATS, *FLOAT8):
         eps, words = (2.0**-52, "float64") if name == "float64" else (2.0**-23, "float32")
@@ -330,8 +329,8 @@ def _register(
     methods: Mapping[str, Callable[..., Any]] = {},
     factor: int = 0,
 ) -> None:
-    """Enters a product whose operand ``factor`` has the summed size last. Its cost: operands read once, the result written
-    once, two operations for each product and one for each element of an addend."""
+    """Enters a product whose operand ``factor`` has the summed size last. Its cost: operands read once, the result
+    written once, two operations for each product and one for each element of an addend."""
 
     def cost(inputs: Sequence[Spec], outputs: Sequence[Spec], params: Mapping[str, Any]) -> Cost:
         flops = (2 * inputs[factor].shape[-1] + (len(inputs) == 3)) * outputs[0].numel
@@ -346,7 +345,8 @@ def _register(
 
 
 def _refused(shape_a: tuple[int, ...], shape_b: tuple[int, ...], *wrong: tuple[int, ...]) -> list[ErrorSample]:
-    """Dtypes, precisions and arguments that every product of two operands refuses; ``wrong`` are shapes of the second."""
+    """Dtypes, precisions and arguments that every product of two operands refuses; ``wrong`` are shapes of the
+    second."""
     a, b = Input(shape_a), Input(shape_b)
     return [
         ErrorSample((a, b), {}, DTypeError, "not accepted", "bool"),

@@ -59,8 +59,8 @@ _log_softmax = Dispatcher("log_softmax", _SOFTMAX, _plan_softmax("log_softmax", 
 
 
 def softmax(x: NBXTensor, dim: int = -1, dtype: DTypeLike | None = None) -> NBXTensor:
-    """``exp(x) / sum(exp(x))`` along ``dim``, shifted by the largest element. Integers give float32; ``dtype`` is that of the
-    result. A row of nothing but -inf gives NaN, as does one with NaN or +inf."""
+    """``exp(x) / sum(exp(x))`` along ``dim``, shifted by the largest element. Integers give float32; ``dtype`` is that
+    of the result. A row of nothing but -inf gives NaN, as does one with NaN or +inf."""
     return _softmax(x, dim, None if dtype is None else _dtype(dtype, where="softmax"))  # type: ignore[no-any-return]
 
 
@@ -164,21 +164,26 @@ def _softmax_samples() -> list[Sample]:
     return [Sample((Input(s),), {"dim": -1}) for s in _ROWS] + more
 
 
-for _name, _function, _exact in (
-    ("softmax", softmax, oracle.softmax),
-    ("log_softmax", log_softmax, oracle.log_softmax),
-):
+def _softmax_errors() -> list[ErrorSample]:
+    return [
+        ErrorSample((Input((2, 3)),), {"dim": 2}, ShapeError, "dim"),
+        ErrorSample((Input((2, 3)),), {"dtype": "int32"}, DTypeError, "not accepted"),
+        ErrorSample((Input((2, 3)),), {}, DTypeError, "not accepted", "complex64"),
+    ]
+
+
+def _register_softmax(function: Any, exact: Any) -> None:
+    name = function.__name__
     register(
         Operator(
-            _name, "softmax", _function, ("x",), _REAL, lambda d, **_: to_float(d), _exact, _softmax_samples,
-            lambda: [
-                ErrorSample((Input((2, 3)),), {"dim": 2}, ShapeError, "dim"),
-                ErrorSample((Input((2, 3)),), {"dtype": "int32"}, DTypeError, "not accepted"),
-                ErrorSample((Input((2, 3)),), {}, DTypeError, "not accepted", "complex64"),
-            ],
-            _TOLERANCE, _cost(5), {_name: _function},
+            name, "softmax", function, ("x",), _REAL, lambda d, **_: to_float(d), exact, _softmax_samples, _softmax_errors,
+            _TOLERANCE, _cost(5), {name: function},
         )
     )  # fmt: skip
+
+
+_register_softmax(softmax, oracle.softmax)
+_register_softmax(log_softmax, oracle.log_softmax)
 
 
 def _norm_tolerance() -> dict[str, Tolerance]:
@@ -210,14 +215,14 @@ def _norm_errors(bias: bool) -> list[ErrorSample]:
     ]
 
 
-for _name, _function, _exact, _bias in (
-    ("layer_norm", layer_norm, oracle.layer_norm, True),
-    ("rms_norm", rms_norm, oracle.rms_norm, False),
-):
+def _register_norm(function: Any, exact: Any, bias: bool) -> None:
     register(
         Operator(
-            _name, "norm", _function, ("x", "weight", "bias") if _bias else ("x", "weight"), FLOATS, lambda d, **_: d, _exact,
-            lambda bias=_bias: _norm_samples(bias), lambda bias=_bias: _norm_errors(bias), _norm_tolerance(), _cost(8),
-            {},
+            function.__name__, "norm", function, ("x", "weight", "bias") if bias else ("x", "weight"), FLOATS,
+            lambda d, **_: d, exact, lambda: _norm_samples(bias), lambda: _norm_errors(bias), _norm_tolerance(), _cost(8),
         )
     )  # fmt: skip
+
+
+_register_norm(layer_norm, oracle.layer_norm, True)
+_register_norm(rms_norm, oracle.rms_norm, False)

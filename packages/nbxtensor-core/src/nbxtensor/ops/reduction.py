@@ -103,8 +103,8 @@ _all = _dispatch("all", _plan("all", "both", lambda d: 1, lambda d: bool_, test=
 
 
 def sum(x: NBXTensor, dim: Any = None, keepdim: bool = False, dtype: DTypeLike | None = None) -> NBXTensor:
-    """The sum over ``dim`` (an axis, several, or all). Integers and bool give int64 (uint64 stays); floats keep their dtype
-    and accumulate in float32, float64 in float64. ``dtype`` is that of the result. Nothing sums to 0."""
+    """The sum over ``dim`` (an axis, several, or all). Integers and bool give int64 (uint64 stays); floats keep their
+    dtype and accumulate in float32, float64 in float64. ``dtype`` is that of the result. Nothing sums to 0."""
     return _sum(x, dim, keepdim, None if dtype is None else _dtype(dtype, where="sum"))  # type: ignore[no-any-return]
 
 
@@ -163,12 +163,14 @@ _argmin = Dispatcher("argmin", _POSITION, _plan_position("argmin", "first_smalle
 
 
 def argmax(x: NBXTensor, dim: int | None = None, keepdim: bool = False) -> NBXTensor:
-    """The position of the largest element along ``dim``, or in C order among all; int64. NaN wins; of equals the first."""
+    """The position of the largest element along ``dim``, or in C order among all; int64. NaN wins; of equals the
+    first."""
     return _argmax(x, dim, keepdim)  # type: ignore[no-any-return]
 
 
 def argmin(x: NBXTensor, dim: int | None = None, keepdim: bool = False) -> NBXTensor:
-    """The position of the smallest element along ``dim``, or in C order among all; int64. NaN wins; of equals the first."""
+    """The position of the smallest element along ``dim``, or in C order among all; int64. NaN wins; of equals the
+    first."""
     return _argmin(x, dim, keepdim)  # type: ignore[no-any-return]
 
 

@@ -1,5 +1,5 @@
-"""The operator table: one entry an operator, from which the methods, the documentation, the tests, the conformance suite and
-the certifier are derived. Nothing about an operator is written twice.
+"""The operator table: one entry an operator, from which the methods, the documentation, the tests, the conformance
+suite and the certifier are derived. Nothing about an operator is written twice.
 
 An operator's public function is its documentation too: its docstring states shapes, dtypes and errors.
 """
@@ -14,8 +14,8 @@ from nbxtensor.tensor import NBXTensor
 
 
 class Input(NamedTuple):
-    """A tensor operand of a sample. ``dtype`` None: the dtype of the case; else always this one. ``low`` and ``high`` bound
-    the random values of integer operands (indices); ``positive`` keeps floats above 0."""
+    """A tensor operand of a sample. ``dtype`` None: the dtype of the case; else always this one. ``low`` and ``high``
+    bound the random values of integer operands (indices); ``positive`` keeps floats above 0."""
 
     shape: tuple[int, ...]
     dtype: str | None = None
@@ -32,8 +32,8 @@ class Sample(NamedTuple):
 
 
 class ErrorSample(NamedTuple):
-    """A call that must be refused with ``error``, its message matching the regular expression ``match``. ``dtype`` is that of
-    operands whose `Input` states none."""
+    """A call that must be refused with ``error``, its message matching the regular expression ``match``. ``dtype`` is
+    that of operands whose `Input` states none."""
 
     operands: tuple[Any, ...]
     params: Mapping[str, Any]
@@ -71,7 +71,8 @@ ROUNDING: Mapping[str, Tolerance] = {
 
 
 def scaled(ulps: float, atol: float = 0.0, reason: str = "") -> dict[str, Tolerance]:
-    """Tolerances of ``ulps`` units in the last place of float32 or float64 arithmetic, plus the rounding to the dtype."""
+    """Tolerances of ``ulps`` units in the last place of float32 or float64 arithmetic, plus the rounding to the
+    dtype."""
     made = {}
     for name, rounding in ROUNDING.items():
         d = dtype(name)
@@ -97,12 +98,11 @@ COMPLEX: tuple[str, ...] = ("complex64", "complex128")
 class Operator(NamedTuple):
     """An operator of the table.
 
-    ``function`` is what users call; ``operands`` are the parameters that a sample's operands are for. ``dtypes`` are what the samples' main dtype may be. ``oracle`` takes the sample's
-    operands as numpy arrays (floats as float64, integers as they are) and its parameters, and gives the exact result, as
-    float64 or integers; where the result depends on the dtype it is asked for ``dtype``. ``out_dtype(dtype, **params)`` and
-    ``out_shape(shapes, **params)`` state the rules. ``methods`` are bound on `NBXTensor`. ``cost(inputs, outputs,
-    params)`` takes specs.
-    """
+    ``function`` is what users call; ``operands`` are the parameters that a sample's operands are for. ``dtypes`` are
+    what the samples' main dtype may be. ``oracle`` takes the sample's operands as numpy arrays (floats as float64,
+    integers as they are) and its parameters, and gives the exact result, as float64 or integers; where the result
+    depends on the dtype it is asked for ``dtype``. ``out_dtype(dtype, **params)`` and ``out_shape(shapes, **params)``
+    state the rules. ``methods`` are bound on `NBXTensor`. ``cost(inputs, outputs, params)`` takes specs."""
 
     name: str
     family: str

@@ -25,7 +25,6 @@ ATTENTION = Kernel(
      **dict.fromkeys(_STRIDES, "int"), **dict.fromkeys(_CONSTANTS, "const")},
 )  # fmt: skip
 
-_SCORES_A_WARP = 1024
 _INT32_LIMIT = 1 << 31
 
 
@@ -41,28 +40,35 @@ class Blocks(NamedTuple):
 
 
 def blocks(facts: Facts, length: int, keys: int, e: int, v: int, dtype: DType) -> Blocks:
-    """The device file's settings, made to fit the problem.
+    """The device file's settings, which are for 2-byte operands, made to fit the problem and the operands.
 
-    Blocks shrink to the next power of two of the problem; then, until the queries and all stages of keys and values fit
-    in shared memory and scores and results in half of the registers, there are fewer stages and smaller blocks.
+    Blocks shrink to the next power of two of the problem, then until scores and results take half of the registers at
+    most. Operands that the matrix units do not take as they are sit in registers whole: a block then has one score for
+    32 registers at most, and a warp fewer of them. Last, there are fewer stages, then smaller blocks, until the queries
+    and all stages of keys and values fit in shared memory.
     """
     block_l, block_s = min(facts["flash.block_m"], side(length)), min(facts["flash.block_n"], side(keys))
     block_e, block_v, stages = side(e), side(v), facts["flash.num_stages"]
     registers, shared = facts.get("limits.max_registers_per_block"), facts["memory.max_shared_memory_per_block"]
+    native = dtype.itemsize == 2
 
-    def fits() -> bool:
-        held = block_l * (block_s + block_v) * accumulator(dtype).itemsize
+    def held() -> bool:
+        if registers is None:
+            return True
+        nbytes = block_l * (block_s + block_v) * accumulator(dtype).itemsize
+        return nbytes <= 2 * registers and (native or block_l * block_s * 32 <= registers)
+
+    while max(block_l, block_s) > SMALLEST or stages > 2:
         loaded = (block_l * block_e + stages * block_s * (block_e + block_v)) * dtype.itemsize
-        return loaded <= shared and (registers is None or held <= 2 * registers)  # half of registers of 4 bytes each
-
-    while not fits() and (stages > 2 or max(block_l, block_s) > SMALLEST):
-        if stages > 2:
+        if held() and loaded <= shared:
+            break
+        if stages > 2 and held():
             stages -= 1
         elif block_s >= block_l:
             block_s //= 2
         else:
             block_l //= 2
-    warps = min(facts["flash.num_warps"], max(1, block_l * block_s // _SCORES_A_WARP))
+    warps = min(facts["flash.num_warps"], max(1, block_l * block_s // (1024 if native else 256)))
     return Blocks(block_l, block_s, block_e, block_v, warps, stages)
 
 

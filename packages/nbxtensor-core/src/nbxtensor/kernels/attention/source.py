@@ -13,8 +13,9 @@ from nbxtensor.kernels.offsets import offsets
 def _blocks(acc, total, top, q, k, v, mask, scale, rows, first, last, L, S, sk_e, sk_s, sv_s, sv_e, sm_s,
             EDGE: tl.constexpr, CAUSAL: tl.constexpr, E: tl.constexpr, V: tl.constexpr, BLOCK_S: tl.constexpr,
             BLOCK_E: tl.constexpr, BLOCK_V: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    """The state after the keys ``first`` to ``last``: ``top`` is the largest score of a row so far, ``total`` the sum of
-    2**(score - top), ``acc`` the values weighted by them. ``EDGE``: keys beyond S, or beyond a causal row, are left out."""
+    """The state after the keys ``first`` to ``last``: ``top`` is the largest score of a row so far, ``total`` the sum
+    of 2**(score - top), ``acc`` the values weighted by them. ``EDGE``: keys beyond S, or beyond a causal row, are left
+    out."""
     lanes = tl.arange(0, BLOCK_S)
     re = tl.arange(0, BLOCK_E)
     rv = tl.arange(0, BLOCK_V)

@@ -50,10 +50,9 @@ def step(
     first: DType | None = None,
     saturate: bool = False,
 ) -> Step:
-    """One launch of ``out = operation(operands)``. An operand is a tensor with its spec, broadcast to the output's shape, or
-    a number (spec None). Operands are converted to ``compute`` (None: left as they are), the first one to ``first`` where
-    given, as for a condition. ``saturate`` makes the output's conversion that of an explicit cast.
-    """
+    """One launch of ``out = operation(operands)``. An operand is a tensor with its spec, broadcast to the output's
+    shape, or a number (spec None). Operands are converted to ``compute`` (None: left as they are), the first one to
+    ``first`` where given, as for a condition. ``saturate`` makes the output's conversion that of an explicit cast. """
     ref_out, spec_out = out
     specs = [s for _, s in operands if s is not None]
     layouts = [_shape.broadcast_strides(s.shape, s.strides, spec_out.shape) for s in specs]

@@ -22,8 +22,8 @@ PICK_ROWS = Kernel(
 
 
 def pick_rows_step(facts: Facts, out: Ref, table: tuple[Ref, Spec], index: tuple[Ref, Spec], fault: int) -> Step:
-    """The launch of ``out[i, :] = table[index[i], :]`` for a 2-d table and any index; ``out`` is contiguous. ``fault`` is the
-    code that an index out of range leaves in the status word."""
+    """The launch of ``out[i, :] = table[index[i], :]`` for a 2-d table and any index; ``out`` is contiguous. ``fault``
+    is the code that an index out of range leaves in the status word."""
     (rows, columns), (row_step, column_step) = table[1].shape, table[1].strides
     shape, strides = _shape.coalesce(index[1].shape, index[1].strides)
     count, tile = _shape.numel(shape), facts["elementwise.block"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nbxtensor import shape as _shape
 from nbxtensor.backend.kernel_source import Kernel, Scalar, TritonDType
 from nbxtensor.backend.launcher import Ref, Step
-from nbxtensor.dtype import DType, float32, float64, int8, int32, int64
+from nbxtensor.dtype import DType, bfloat16, float16, float32, float64, int8, int32, int64
 from nbxtensor.kernels import elementwise
 from nbxtensor.tensor import Spec
 
@@ -33,7 +33,6 @@ ACTIVATIONS = ("identity", "relu", "gelu", "gelu_tanh", "silu")
 PRECISIONS = ("ieee", "tf32")
 
 SMALLEST = 16  #: the smallest side of a tile that the matrix units of every target take
-_ACCUMULATORS_A_WARP = 1024
 _INT32_LIMIT = 1 << 31
 
 
@@ -49,7 +48,8 @@ class Tiles(NamedTuple):
 
 
 def accumulator(dtype: DType) -> DType:
-    """What sums of products of ``dtype`` are kept in. Integers wrap around, so that the width of the result is enough."""
+    """What sums of products of ``dtype`` are kept in. Integers wrap around, so that the width of the result is
+    enough."""
     if dtype.kind == "float":
         return float64 if dtype is float64 else float32
     return int64 if dtype.itemsize == 8 else int32
@@ -58,20 +58,23 @@ def accumulator(dtype: DType) -> DType:
 def tiles(facts: Facts, m: int, n: int, k: int, dtype: DType) -> Tiles:
     """The device file's settings, which are for 2-byte operands, made to fit the problem and the operands.
 
-    Sides shrink to the next power of two of the problem. The step along K is halved until all stages fit in shared memory,
-    the tile until its accumulators take at most half of the registers, and a warp has at least 1024 of them.
+    Sides shrink to the next power of two of the problem. The step along K is halved until all stages fit in shared
+    memory, the tile until its accumulators take half of the registers at most; a quarter for operands that the matrix
+    units do not take as they are, which sit in registers too. A warp has at least 1024 accumulators, or 256.
     """
+    native = dtype in (float16, bfloat16, int8)
     block_m, block_n = min(facts["gemm.block_m"], side(m)), min(facts["gemm.block_n"], side(n))
     registers = facts.get("limits.max_registers_per_block")
-    budget = None if registers is None else 2 * registers  # bytes: half of the registers, of 4 bytes each
-    while budget is not None and block_m * block_n * accumulator(dtype).itemsize > budget:
-        block_m, block_n = (block_m // 2, block_n) if block_m > block_n else (block_m, block_n // 2)
+    if registers is not None:
+        budget = registers * (2 if native else 1)  # bytes; a register has 4
+        while block_m * block_n * accumulator(dtype).itemsize > budget:
+            block_m, block_n = (block_m // 2, block_n) if block_m > block_n else (block_m, block_n // 2)
     smallest = 32 if dtype.itemsize == 1 else SMALLEST
     stages, shared = facts["gemm.num_stages"], facts["memory.max_shared_memory_per_block"]
     block_k = max(smallest, min(facts["gemm.block_k"], side(k)))
     while block_k > smallest and stages * (block_m + block_n) * block_k * dtype.itemsize > shared:
         block_k //= 2
-    warps = min(facts["gemm.num_warps"], max(1, block_m * block_n // _ACCUMULATORS_A_WARP))
+    warps = min(facts["gemm.num_warps"], max(1, block_m * block_n // (1024 if native else 256)))
     return Tiles(block_m, block_n, block_k, facts["gemm.group_m"], warps, stages)
 
 
@@ -83,9 +86,8 @@ def side(size: int) -> int:
 class _Problem:
     """Sizes and strides of a product, with as few batch dimensions as its operands allow.
 
-    ``strides`` are (batch strides, row stride, column stride) of out, a, b and the addend. A batch that shares one ``b`` and
-    whose matrices follow each other is more rows of one product.
-    """
+    ``strides`` are (batch strides, row stride, column stride) of out, a, b and the addend. A batch that shares one
+    ``b`` and whose matrices follow each other is more rows of one product. """
 
     def __init__(self, out: Spec, a: Spec, b: Spec, addend: Spec | None):
         self.m, self.n, self.k = out.shape[-2], out.shape[-1], a.shape[-1]
@@ -125,9 +127,8 @@ def step(
 ) -> Step:
     """One launch of ``out = activation(alpha * a @ b + beta * addend)``.
 
-    Specs are [.., M, N], [.., M, K] and [.., K, N]; a, b and the addend broadcast to out's batch and shape. Operands are
-    multiplied as ``compute``. With ``beta`` 0 the addend is not read.
-    """
+    Specs are [.., M, N], [.., M, K] and [.., K, N]; a, b and the addend broadcast to out's batch and shape. Operands
+    are multiplied as ``compute``. With ``beta`` 0 the addend is not read. """
     addend = None if beta == 0 else addend
     specs = [s for _, s in (out, a, b, *([] if addend is None else [addend]))]
     problem = _Problem(out[1], a[1], b[1], None if addend is None else addend[1])

@@ -11,8 +11,8 @@ from nbxtensor.kernels.offsets import offsets
 
 @triton.jit
 def _tile(program, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """The tile of a program. Programs walk down ``GROUP_M`` rows of tiles before they go right, so that those that run at
-    the same time share operands in the cache."""
+    """The tile of a program. Programs walk down ``GROUP_M`` rows of tiles before they go right, so that those that run
+    at the same time share operands in the cache."""
     group = GROUP_M * tiles_n
     first = program // group * GROUP_M
     rows = tl.minimum(tiles_m - first, GROUP_M)
@@ -60,8 +60,8 @@ def matmul(out, a, b, addend, alpha, beta, M, N, K, batch, so, sa, sb, sd, so_m,
     """out[.., m, n] = ACTIVATION(alpha * sum over k of a[.., m, k] * b[.., k, n] + beta * addend[.., m, n]).
 
     ``batch`` is the shape of the leading dimensions, with strides ``so``, ``sa``, ``sb``, ``sd``. Operands are read as
-    ``COMPUTE``, sums are kept as ``ACC``. ``ROW``: the addend is the same for every m. Offsets are 64-bit with ``WIDE``.
-    """
+    ``COMPUTE``, sums are kept as ``ACC``. ``ROW``: the addend is the same for every m. Offsets are 64-bit with
+    ``WIDE``. """
     program = tl.program_id(0)
     if WIDE:
         program = program.to(tl.int64)

@@ -104,8 +104,8 @@ def steps(
     test: bool = False,
     mean: bool = False,
 ) -> tuple[tuple[Step, ...], tuple[Spec, ...]]:
-    """The launches that reduce ``axes`` of ``x`` into the contiguous ``out``, and the workspace they need: long rows are split
-    among programs, whose partial results a second launch combines in order."""
+    """The launches that reduce ``axes`` of ``x`` into the contiguous ``out``, and the workspace they need: long rows
+    are split among programs, whose partial results a second launch combines in order."""
     outer, inner = _split_axes(x[1], axes, ordered=False)
     tiling = _tiling(facts, outer, inner)
     constants = {

@@ -1,4 +1,5 @@
-"""Reductions over any axes: one tile of rows (kept positions) by columns (reduced positions) a step, in a fixed order."""
+"""Reductions over any axes: one tile of rows (kept positions) by columns (reduced positions) a step, in a fixed
+order."""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ def reduce(out, x, rows, columns, piece, outer_shape, outer_strides, inner_shape
            OUTER: tl.constexpr, INNER: tl.constexpr, COMBINE: tl.constexpr, IDENTITY: tl.constexpr, TEST: tl.constexpr,
            ACCUMULATE: tl.constexpr, DIVISOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
            SPLITS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    """out[row, split] = the columns of the split combined; ``TEST`` reduces ``x != 0``; ``DIVISOR`` (or None) divides."""
+    """out[row, split] = the columns of the split combined; ``TEST`` reduces ``x != 0``; ``DIVISOR`` (or None)
+    divides."""
     block = tl.program_id(0)
     split = tl.program_id(1)
     if WIDE:
@@ -112,8 +114,8 @@ def position(out, best, x, given, rows, columns, piece, outer_shape, outer_strid
              OUTER: tl.constexpr, INNER: tl.constexpr, COMBINE: tl.constexpr, IDENTITY: tl.constexpr,
              ACCUMULATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr,
              WIDE: tl.constexpr):  # fmt: skip
-    """out[row, split] = the position of the best column of the split, and ``best`` (or None) its value; ``given`` (or None)
-    holds the positions that the values of ``x`` came from."""
+    """out[row, split] = the position of the best column of the split, and ``best`` (or None) its value; ``given`` (or
+    None) holds the positions that the values of ``x`` came from."""
     block = tl.program_id(0)
     split = tl.program_id(1)
     if WIDE:

@@ -69,8 +69,8 @@ def softmax_step(
 def norm_step(
     facts: Facts, out: Ref, x: tuple[Ref, Spec], weight: Ref | None, bias: Ref | None, eps: Ref, last: int, compute: DType, center: bool
 ) -> Step:  # fmt: skip
-    """The launch of a layer norm (``center``) or RMS norm over the last ``last`` dimensions, which must walk memory with one
-    stride."""
+    """The launch of a layer norm (``center``) or RMS norm over the last ``last`` dimensions, which must walk memory
+    with one stride."""
     s = x[1]
     split = len(s.shape) - last
     (columns,), (step,) = _shape.coalesce(s.shape[split:], s.strides[split:])

@@ -1,4 +1,5 @@
-"""Row kernels: softmax and norms. A row that fits is kept in one tile; a wider one is walked in blocks, twice or three times."""
+"""Row kernels: softmax and norms. A row that fits is kept in one tile; a wider one is walked in blocks, twice or three
+times."""
 
 from __future__ import annotations
 

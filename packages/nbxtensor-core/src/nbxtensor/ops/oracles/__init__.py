@@ -1,1 +1,2 @@
-"""The operators' results by definition, in numpy: float64 for floats, exact for integers. What every backend is held to."""
+"""The operators' results by definition, in numpy: float64 for floats, exact for integers. What every backend is held
+to."""

@@ -1,4 +1,5 @@
-"""Oracles of the element-wise operators. Floats arrive as float64, integers and bool as they are, already broadcast or not."""
+"""Oracles of the element-wise operators. Floats arrive as float64, integers and bool as they are, already broadcast or
+not."""
 
 from __future__ import annotations
 
