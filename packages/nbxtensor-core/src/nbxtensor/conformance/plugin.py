@@ -21,7 +21,7 @@ Load = Callable[[Variant], LoadedKernel]
 
 
 class Subject:
-    """The driver under test, a context that the tests share, and where the driver is: ``spelling``, MODULE:ATTRIBUTE."""
+    """The driver under test, a context that the tests share, and where the driver is (``spelling``)."""
 
     def __init__(self, config: pytest.Config):
         name, spelling = config.getoption("driver", None), config.getoption("driver_object", None)
