@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +11,24 @@ import numpy as np
 
 from nbxtensor import shape as _shape
 from nbxtensor.backend import runtime
-from nbxtensor.dtype import DType, DTypeLike, convert, default_complex, default_float, result_type
+from nbxtensor.backend.launcher import Plan, Ref
+from nbxtensor.dtype import (
+    DType,
+    DTypeLike,
+    convert,
+    default_complex,
+    default_float,
+    float32,
+    float64,
+    int64,
+    result_type,
+)
 from nbxtensor.dtype import dtype as _dtype
-from nbxtensor.errors import ArgumentError, ShapeError
+from nbxtensor.errors import ArgumentError, DTypeError, ShapeError
+from nbxtensor.kernels import elementwise as kernel
 from nbxtensor.ops.copying import fill_
-from nbxtensor.tensor import DeviceLike, NBXTensor, empty_for, from_numpy, spec
+from nbxtensor.ops.dispatch import Dispatcher, Number
+from nbxtensor.tensor import DeviceLike, NBXTensor, Spec, empty_for, from_numpy, spec
 
 
 def _target(where: str, shape: Any, dtype: DTypeLike | None, device: DeviceLike, default: DType = default_float) -> Any:
@@ -79,7 +93,8 @@ def arange(
     """``start``, ``start + step``, ... before ``stop``; one number is ``stop``, from 0. int64 for integers, else
     float32.
 
-    Each element is ``start + i * step`` computed in float64 (integers exactly), then converted.
+    Each element is ``start + i * step``, computed exactly for integers, else in float64 where the device has it, then
+    converted.
     """
     first, last = (0, start) if stop is None else (start, stop)
     for name, value in (("start", first), ("stop", last), ("step", step)):
@@ -88,7 +103,30 @@ def arange(
     if step == 0:
         raise ArgumentError("arange", "step", step, "must not be 0")
     target = _dtype(dtype, where="arange") if dtype is not None else result_type(first, last, step, where="arange")
-    return from_numpy(convert(np.arange(first, last, step), target), device)
+    if target.kind == "complex":
+        raise DTypeError("arange", "dtype", target, "must be a real dtype")
+    if all(isinstance(n, (int, np.integer)) for n in (first, last, step)):
+        count = len(range(int(first), int(last), int(step)))
+    else:
+        count = max(0, math.ceil((last - first) / step))
+    made = empty_for(spec(runtime.device(device), target, (count,)))
+    return made if count == 0 else _progress(made, first, step)  # type: ignore[no-any-return]
+
+
+def _plan_progress(target: Spec, start: Number, step: Number) -> Plan:
+    """Integers are computed exactly, other numbers in float64 where the device has it."""
+    whole = all(isinstance(n.value, (int, np.integer)) for n in (start, step))
+    wide = "float64" in target.device.context.capabilities.dtypes
+    compute = int64 if whole else float64 if wide else float32
+    number = "i64" if whole else "fp64" if wide else "fp32"
+    refs = (Ref("value", 1, type=number), Ref("value", 2, type=number))
+    made = kernel.progression_step(target.device.facts, (Ref("in", 0), target), *refs, compute)
+    return Plan((), (made,), result=(Ref("in", 0),), written=(0,))
+
+
+_progress = Dispatcher(
+    "arange", (("target", "tensor"), ("start", "operand"), ("step", "operand")), _plan_progress
+).function()
 
 
 def asarray(
@@ -138,8 +176,8 @@ def _cleared(x: NBXTensor) -> NBXTensor:
 
 def _new(function: Any, name: str) -> Any:
     def method(self: NBXTensor, shape: int | Sequence[int], *value: Any, dtype: DTypeLike | None = None) -> NBXTensor:
-        made = function(shape, *value, dtype=self.dtype if dtype is None else dtype, device=self.device)
-        return made  # type: ignore[no-any-return]
+        wanted = self.dtype if dtype is None else dtype
+        return function(shape, *value, dtype=wanted, device=self.device)  # type: ignore[no-any-return]
 
     method.__name__ = name
     method.__doc__ = f"`nbxtensor.{function.__name__}` with this tensor's dtype (unless given) and device."

@@ -32,6 +32,12 @@ STRIDED = Kernel(
      **_OPERATION, **_TILE},
 )  # fmt: skip
 
+PROGRESSION = Kernel(
+    "nbxtensor.kernels.elementwise.source",
+    "progression",
+    {"out": "ptr", "n": "int", "start": "operand", "step": "operand", "COMPUTE": "const", **_TILE},
+)
+
 _INT32_LIMIT = 1 << 31
 
 
@@ -52,7 +58,7 @@ def step(
 ) -> Step:
     """One launch of ``out = operation(operands)``. An operand is a tensor with its spec, broadcast to the output's
     shape, or a number (spec None). Operands are converted to ``compute`` (None: left as they are), the first one to
-    ``first`` where given, as for a condition. ``saturate`` makes the output's conversion that of an explicit cast. """
+    ``first`` where given, as for a condition. ``saturate`` makes the output's conversion that of an explicit cast."""
     ref_out, spec_out = out
     specs = [s for _, s in operands if s is not None]
     layouts = [_shape.broadcast_strides(s.shape, s.strides, spec_out.shape) for s in specs]
@@ -82,6 +88,18 @@ def step(
     arguments.update(shape=shape, so=strides[0], NDIM=len(shape))
     arguments.update({f"s{name}": own[i] if i < len(own) else None for i, name in enumerate("abc")})
     return Step(STRIDED, grid, arguments, options)
+
+
+def progression_step(facts: Facts, out: tuple[Ref, Spec], start: Ref, step: Ref, compute: DType) -> Step:
+    """The launch of ``out[i] = start + i * step`` for a contiguous ``out``; the two numbers have the dtype ``compute``."""
+    n = out[1].numel
+    block = min(facts["elementwise.block"], 1 << max(n - 1, 0).bit_length())
+    arguments = {
+        "out": out[0], "n": n, "start": start, "step": step, "COMPUTE": _triton(compute), "BLOCK": block,
+        "WIDE": n + block >= _INT32_LIMIT,
+    }  # fmt: skip
+    options = (("num_warps", facts["elementwise.num_warps"]), ("enable_fp_fusion", False))
+    return Step(PROGRESSION, ((n + block - 1) // block, 1, 1), arguments, options)
 
 
 def _triton(dtype: DType | None) -> TritonDType | None:

@@ -65,3 +65,14 @@ def strided(out, a, b, c, n, shape, so, sa, sb, sc, NDIM: tl.constexpr, OP: tl.c
     if ARITY >= 3 and not SCALARS & 4:
         oc = offsets(i, shape, sc, NDIM)
     _apply(out, a, b, c, oo, oa, ob, oc, i < n, OP, ARITY, SCALARS, COMPUTE, FIRST, SATURATE)
+
+
+@triton.jit
+def progression(out, n, start, step, COMPUTE: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    """out[i] = start + i * step for i < n."""
+    program = tl.program_id(0)
+    if WIDE:
+        program = program.to(tl.int64)
+    i = program * BLOCK + tl.arange(0, BLOCK)
+    value = tl.full((BLOCK,), start, COMPUTE) + i.to(COMPUTE) * tl.full((BLOCK,), step, COMPUTE)
+    tl.store(out + i, convert(value, out.dtype.element_ty, True), mask=i < n)
