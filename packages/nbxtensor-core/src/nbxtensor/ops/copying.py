@@ -111,9 +111,9 @@ def copy_(target: NBXTensor, source: NBXTensor) -> NBXTensor:
     _check_writable("copy_", target)
     if source.spec.device is not target.spec.device:
         source = to(source, target.spec.device)
-    if source.storage is target.storage and source.ptr != target.ptr or source.strides != target.strides:
-        if _overlap(target, source):
-            source = clone(source)
+    same = source.ptr == target.ptr and source.strides == target.strides and source.dtype is target.dtype
+    if not same and _overlap(target, source):
+        source = clone(source)
     return _copy(target, source, "copy_")
 
 
@@ -273,11 +273,11 @@ _entry(
     "x",
     oracle.same,
     lambda: [Sample((Input(s),)) for s in _SHAPES],
-    lambda: [],
+    list,
     {"clone": clone},
     _same,
 )
-_entry("contiguous", contiguous, "x", oracle.same, lambda: [Sample((Input(s),)) for s in _SHAPES], lambda: [],
+_entry("contiguous", contiguous, "x", oracle.same, lambda: [Sample((Input(s),)) for s in _SHAPES], list,
        {"contiguous": contiguous}, _same)  # fmt: skip
 _entry(
     "reshape", reshape, "x", oracle.reshape,
@@ -290,7 +290,8 @@ _entry(
 _entry(
     "cat", cat, "tensors", oracle.cat,
     lambda: [Sample(((Input(a), Input(b)),), {"dim": d}) for a, b, d in
-             (((2, 3), (4, 3), 0), ((2, 3), (2, 1), -1), ((0,), (3,), 0), ((2, 0, 3), (2, 5, 3), 1), ((0,), (2, 2), 0))],
+             (((2, 3), (4, 3), 0), ((2, 3), (2, 1), -1), ((0,), (3,), 0), ((2, 0, 3), (2, 5, 3), 1),
+              ((0,), (2, 2), 0))],
     lambda: [ErrorSample(((Input((2, 3)), Input((2, 4))),), {"dim": 0}, ShapeError, "must match"),
              ErrorSample(((),), {}, ValueError, "at least one tensor"),
              ErrorSample(((Input((2, 3)),),), {"dim": 2}, ShapeError, "dim")],
@@ -298,7 +299,8 @@ _entry(
 )  # fmt: skip
 _entry(
     "stack", stack, "tensors", oracle.stack,
-    lambda: [Sample(((Input(s), Input(s), Input(s)),), {"dim": d}) for s, d in (((), 0), ((4,), -1), ((2, 3), 1), ((0, 2), 0))],
+    lambda: [Sample(((Input(s), Input(s), Input(s)),), {"dim": d}) for s, d in
+             (((), 0), ((4,), -1), ((2, 3), 1), ((0, 2), 0))],
     lambda: [ErrorSample(((Input((2,)), Input((3,))),), {}, ShapeError, "must have the shape")],
     {}, _same,
 )  # fmt: skip

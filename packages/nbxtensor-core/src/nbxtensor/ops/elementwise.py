@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Union
+from typing import Any
 
 from nbxtensor import shape as _shape
 from nbxtensor.backend.launcher import Plan, Ref
@@ -29,7 +29,7 @@ from nbxtensor.ops.table import (
 )
 from nbxtensor.tensor import NBXTensor, Spec, spec
 
-Operand = Union[NBXTensor, bool, int, float]
+Operand = NBXTensor | bool | int | float
 Unary = Callable[[NBXTensor], NBXTensor]
 Binary = Callable[[Operand, Operand], NBXTensor]
 
@@ -87,7 +87,8 @@ def plan(
 
 _SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (7,), (3, 4), (3, 0, 2), (2, 3, 5), (300, 70))
 _PAIRS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
-    ((), ()), ((7,), ()), ((0,), (1,)), ((3, 4), (3, 4)), ((3, 1), (4,)), ((2, 1, 5), (3, 1)), ((3, 0, 2), (2,)), ((64, 33), (33,)),
+    ((), ()), ((7,), ()), ((0,), (1,)), ((3, 4), (3, 4)), ((3, 1), (4,)), ((2, 1, 5), (3, 1)), ((3, 0, 2), (2,)),
+    ((64, 33), (33,)),
 )  # fmt: skip
 
 
@@ -207,14 +208,14 @@ div = _binary("div", f"``a / b``, true division: integers give float32. {_BROADC
               (*_NUMBERS, *BOOL), out=to_float, special="truediv", tolerance=scaled(2))  # fmt: skip
 floor_divide = _binary(
     "floor_divide",
-    f"The quotient rounded down, as Python's ``//``. {_BROADCAST} An integer by 0 gives 0. float16, bfloat16 and float32 "
-    "quotients from 2**24 on (float64: 2**53) are rounded ones.",
+    f"The quotient rounded down, as Python's ``//``. {_BROADCAST} An integer by 0 gives 0. float16, bfloat16 and "
+    "float32 quotients from 2**24 on (float64: 2**53) are rounded ones.",
     oracle.floor_divide, _NUMBERS, special="floordiv",
 )  # fmt: skip
 remainder = _binary(
     "remainder",
-    f"``a - floor_divide(a, b) * b`` with the sign of ``b``, as Python's ``%``. {_BROADCAST} An integer by 0 gives 0. Exact while "
-    "the quotient of floats is below 2**24 (float64: 2**53).",
+    f"``a - floor_divide(a, b) * b`` with the sign of ``b``, as Python's ``%``. {_BROADCAST} An integer by 0 gives 0. "
+    "Exact while the quotient of floats is below 2**24 (float64: 2**53).",
     oracle.remainder, _NUMBERS, special="mod",
 )  # fmt: skip
 maximum = _binary("maximum", f"The larger element; NaN wins. {_BROADCAST}", oracle.maximum, _NUMBERS)
@@ -258,8 +259,8 @@ _EXP = scaled(64, reason="x * log2(e) is rounded before the power of two: an err
 exp = _unary("exp", f"e to the power x. {_INTEGERS}", oracle.exp, _FLOAT_MATH, tolerance=_EXP)
 log = _unary("log", f"The natural logarithm; of 0 -inf, of negative numbers NaN. {_INTEGERS}", oracle.log, _FLOAT_MATH,
              tolerance=scaled(4, atol=2))  # fmt: skip
-sqrt = _unary("sqrt", f"The square root, correctly rounded; of negative numbers NaN. {_INTEGERS}", oracle.sqrt, _FLOAT_MATH,
-              tolerance=scaled(1))  # fmt: skip
+sqrt = _unary("sqrt", f"The square root, correctly rounded; of negative numbers NaN. {_INTEGERS}", oracle.sqrt,
+              _FLOAT_MATH, tolerance=scaled(1))  # fmt: skip
 rsqrt = _unary("rsqrt", f"``1 / sqrt(x)``. {_INTEGERS}", oracle.rsqrt, _FLOAT_MATH, tolerance=scaled(2))
 tanh = _unary("tanh", f"The hyperbolic tangent. {_INTEGERS}", oracle.tanh, _FLOAT_MATH, tolerance=scaled(8))
 erf = _unary("erf", f"The error function. {_INTEGERS}", oracle.erf, _FLOAT_MATH, tolerance=scaled(4))
@@ -334,7 +335,8 @@ register(
     Operator(
         "where", "ternary", where, ("condition", "a", "b"), (*_NUMBERS, *BOOL, *FLOAT8), lambda d: d, oracle.where,
         lambda: [Sample((Input(c, "bool"), Input(s), Input(t))) for c, s, t in
-                 (((), (), ()), ((7,), (7,), (7,)), ((3, 1), (4,), (2, 1, 1)), ((0,), (1,), (0,)), ((64, 33), (33,), ()))]
+                 (((), (), ()), ((7,), (7,), (7,)), ((3, 1), (4,), (2, 1, 1)), ((0,), (1,), (0,)),
+                  ((64, 33), (33,), ()))]
         + [Sample((Input((3, 4), "bool"), Input((3, 4)), 1)), Sample((Input((3, 4), "bool"), 0, Input((4,))))],
         lambda: [
             ErrorSample((Input((2,)), Input((2,)), Input((2,))), {}, DTypeError, "condition.*not accepted"),
@@ -358,8 +360,7 @@ def _plan_masked_fill(x: Spec, mask: Spec, value: Spec | Number) -> Plan:
     if _shape.broadcast_shapes(x.shape, mask.shape, where="masked_fill") != x.shape:
         raise ShapeError("masked_fill", "mask", mask.shape, f"must broadcast to x's shape {x.shape}")
     operands = [mask, value, x]
-    made = plan("where", operands, x.dtype, compute_dtype(x.dtype), first=bool_)
-    return made
+    return plan("where", operands, x.dtype, compute_dtype(x.dtype), first=bool_)
 
 
 _masked_fill = Dispatcher(
@@ -375,7 +376,8 @@ def masked_fill(x: NBXTensor, mask: NBXTensor, value: Operand) -> NBXTensor:
 
 register(
     Operator(
-        "masked_fill", "ternary", masked_fill, ("x", "mask", "value"), (*_NUMBERS, *BOOL, *FLOAT8), lambda d: d, oracle.masked_fill,
+        "masked_fill", "ternary", masked_fill, ("x", "mask", "value"), (*_NUMBERS, *BOOL, *FLOAT8), lambda d: d,
+        oracle.masked_fill,
         lambda: [Sample((Input(s), Input(m, "bool"), True)) for s, m in
                  (((), ()), ((7,), (7,)), ((3, 4), (4,)), ((3, 0), (3, 1)), ((2, 3, 5), (3, 1)))]
         + [Sample((Input((3, 4)), Input((3, 4), "bool"), Input(())))],

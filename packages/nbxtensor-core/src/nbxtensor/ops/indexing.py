@@ -60,11 +60,15 @@ def _cost(inputs: Any, outputs: Any, params: Any) -> Cost:
     return Cost(outputs[0].nbytes + inputs[1].nbytes, outputs[0].nbytes, 0)
 
 
+_CASES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+    ((5, 4), ()), ((5, 4), (3,)), ((7, 33), (2, 3)), ((1, 1), (4,)), ((3, 700), (5, 2)), ((3, 4), (0,)), ((3, 0), (2,)),
+)  # fmt: skip
+
 register(
     Operator(
-        "embedding", "indexing", embedding, ("weight", "indices"), (*FLOATS, *INTS, *BOOL, *FLOAT8), lambda d: d, oracle.embedding,
-        lambda: [Sample((Input(w), Input(i, dtype, 0, w[0] - 1))) for dtype in ("int64", "int32") for w, i in
-                 (((5, 4), ()), ((5, 4), (3,)), ((7, 33), (2, 3)), ((1, 1), (4,)), ((3, 700), (5, 2)), ((3, 4), (0,)), ((3, 0), (2,)))],
+        "embedding", "indexing", embedding, ("weight", "indices"), (*FLOATS, *INTS, *BOOL, *FLOAT8), lambda d: d,
+        oracle.embedding,
+        lambda: [Sample((Input(w), Input(i, dtype, 0, w[0] - 1))) for dtype in ("int64", "int32") for w, i in _CASES],
         lambda: [
             ErrorSample((Input((4,)), Input((2,), "int64", 0, 1)), {}, ShapeError, "2 dimensions"),
             ErrorSample((Input((4, 2)), Input((2,))), {}, DTypeError, "indices.*not accepted"),

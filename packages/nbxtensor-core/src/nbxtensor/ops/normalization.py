@@ -176,8 +176,8 @@ def _register_softmax(function: Any, exact: Any) -> None:
     name = function.__name__
     register(
         Operator(
-            name, "softmax", function, ("x",), _REAL, lambda d, **_: to_float(d), exact, _softmax_samples, _softmax_errors,
-            _TOLERANCE, _cost(5), {name: function},
+            name, "softmax", function, ("x",), _REAL, lambda d, **_: to_float(d), exact, _softmax_samples,
+            _softmax_errors, _TOLERANCE, _cost(5), {name: function},
         )
     )  # fmt: skip
 
@@ -187,7 +187,7 @@ _register_softmax(log_softmax, oracle.log_softmax)
 
 
 def _norm_tolerance() -> dict[str, Tolerance]:
-    why = "mean and variance of a row in float32 (float64), a few roundings of values of size 1 to 10, then one to the dtype"
+    why = "mean and variance of a row in float32 (float64): a few roundings of values of size 1 to 10, then one more"
     return {
         d: Tolerance(t.rtol, max(t.atol, 40 * (2.3e-16 if d == "float64" else 1.2e-7)), why)
         for d, t in scaled(16).items()
@@ -219,7 +219,8 @@ def _register_norm(function: Any, exact: Any, bias: bool) -> None:
     register(
         Operator(
             function.__name__, "norm", function, ("x", "weight", "bias") if bias else ("x", "weight"), FLOATS,
-            lambda d, **_: d, exact, lambda: _norm_samples(bias), lambda: _norm_errors(bias), _norm_tolerance(), _cost(8),
+            lambda d, **_: d, exact, lambda: _norm_samples(bias), lambda: _norm_errors(bias), _norm_tolerance(),
+            _cost(8),
         )
     )  # fmt: skip
 

@@ -203,7 +203,7 @@ def _errors(with_axes: bool, empty: bool) -> list[ErrorSample]:
 
 
 def _sum_tolerance() -> dict[str, Tolerance]:
-    why = "sums accumulate a few hundred float32 (float64) roundings of terms of size 1 to 10, then one rounding to the dtype"
+    why = "a few hundred float32 (float64) roundings of terms of size 1 to 10, then one rounding to the dtype"
     made = {}
     for name in _REAL:
         d = _dtype(name)
@@ -231,8 +231,9 @@ def _register(function: Any, exact: Any, out: Any, tolerance: Any, axes: bool, e
     name = function.__name__
     register(
         Operator(
-            name, "reduction", function, ("x",), _REAL, out, exact, lambda: _samples(axes, empty), lambda: _errors(axes, empty),
-            tolerance, lambda i, o, p: elementwise_cost(i, o, p, 0)._replace(flops=i[0].numel), {name: function},
+            name, "reduction", function, ("x",), _REAL, out, exact, lambda: _samples(axes, empty),
+            lambda: _errors(axes, empty), tolerance,
+            lambda i, o, p: elementwise_cost(i, o, p, 0)._replace(flops=i[0].numel), {name: function},
         )
     )  # fmt: skip
 
