@@ -261,7 +261,8 @@ def _entry(
 _same = lambda dtype, **_: dtype  # noqa: E731 - a rule of the table
 _entry(
     "cast", cast, "x", oracle.cast,
-    lambda: [Sample((Input(s),), {"dtype": d}) for s in ((5,), (3, 4)) for d in _ALL],
+    lambda: [Sample((Input(s),), {"dtype": d}) for s in ((5,), (3, 4)) for d in _ALL]
+    + [Sample((Input(s),), {"dtype": "float16"}) for s in ((), (0,), (2, 0, 3))],
     lambda: [ErrorSample((Input((2,)),), {"dtype": "float31"}, DTypeError, "float31"),
              ErrorSample((Input((2,)),), {"dtype": "float32"}, DTypeError, "real", "complex64")],
     {"to": to, "type_as": lambda self, other: cast(self, other.dtype), **_casts()}, lambda d, dtype: _dtype(dtype),

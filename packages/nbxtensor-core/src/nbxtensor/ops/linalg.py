@@ -400,7 +400,8 @@ _ADDED_SAMPLES = [
     for c, params in (((4,), {}), ((3, 1), {"beta": 2, "alpha": -3}), ((3, 4), {"beta": 0}), ((), {"alpha": 0}))
 ]
 _register(
-    "addmm", addmm, ("input", "a", "b"), _ADDED_SAMPLES,
+    "addmm", addmm, ("input", "a", "b"),
+    [*_ADDED_SAMPLES, *(Sample((Input((4,)), Input((m, k)), Input((k, 4))), {"beta": 2}) for m, k in ((3, 0), (0, 5)))],
     [
         ErrorSample((Input((3,)), Input((2, 3)), Input((3, 2))), {}, ShapeError, "broadcast"),
         ErrorSample((Input((3, 2, 2)), Input((2, 3)), Input((3, 2))), {}, ShapeError, "broadcast to the product's shape"),
@@ -411,7 +412,8 @@ _register(
 )  # fmt: skip
 _register(
     "baddbmm", baddbmm, ("input", "a", "b"),
-    [Sample((Input(s.operands[0].shape), Input((2, 3, 5)), Input((2, 5, 4))), s.params) for s in _ADDED_SAMPLES],
+    [Sample((Input(s.operands[0].shape), Input((2, 3, 5)), Input((2, 5, 4))), s.params) for s in _ADDED_SAMPLES]
+    + [Sample((Input((4,)), Input((b, 3, k)), Input((b, k, 4))), {"beta": 2}) for b, k in ((2, 0), (0, 5))],
     [ErrorSample((Input((2,)), Input((2, 2, 3)), Input((3, 3, 2))), {}, ShapeError, "must have the batch size 2")],
     {"baddbmm": baddbmm}, factor=1,
 )  # fmt: skip

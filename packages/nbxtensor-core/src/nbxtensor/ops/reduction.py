@@ -186,8 +186,7 @@ def _samples(with_axes: bool, empty: bool) -> list[Sample]:
 
 
 def _reducible(shape: tuple[int, ...], dim: Any) -> bool:
-    axes = _shape.normalize_axes(dim, len(shape))
-    return not [d for d in axes if shape[d] == 0] and 0 not in shape
+    return 0 not in [shape[d] for d in _shape.normalize_axes(dim, len(shape))]
 
 
 def _errors(with_axes: bool, empty: bool) -> list[ErrorSample]:
