@@ -1,4 +1,4 @@
-"""The compiler for Triton's GPU targets: what it gives to Triton, what it refuses, its disk cache. No GPU, no driver."""
+"""The compiler for Triton's GPU targets: what Triton is given, what is refused, the disk cache. No GPU, no driver."""
 
 from __future__ import annotations
 

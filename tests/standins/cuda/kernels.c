@@ -122,3 +122,23 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **paramete
     return leave(launch(f, &asked, stream, parameters));
 }
 
+
+/* A tensor map that tests can read: address, type, rank, then sizes, strides in bytes, and the box. */
+CUresult cuTensorMapEncodeTiled(CUtensorMap *out, CUtensorMapDataType type, cuuint32_t rank, void *address,
+                                const cuuint64_t *sizes, const cuuint64_t *strides, const cuuint32_t *box,
+                                const cuuint32_t *steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+    ENTER(START);
+    REFUSE(rank < 1 || rank > 5 || (uintptr_t)address % 16 || interleave || promotion > 3, CUDA_ERROR_INVALID_VALUE);
+    for (cuuint32_t i = 0; i < rank; i++)
+        REFUSE(!sizes[i] || box[i] < 1 || box[i] > 256 || steps[i] != 1 || (i && strides[i - 1] % 16), CUDA_ERROR_INVALID_VALUE);
+    memset(out, 0, sizeof *out);
+    out->opaque[0] = (cuuint64_t)address;
+    out->opaque[1] = (cuuint64_t)type | (cuuint64_t)rank << 8 | (cuuint64_t)swizzle << 16 | (cuuint64_t)fill << 24;
+    for (cuuint32_t i = 0; i < rank; i++) {
+        out->opaque[2 + i] = sizes[i];
+        if (i) out->opaque[6 + i] = strides[i - 1];
+        out->opaque[11 + i / 2] |= (cuuint64_t)box[i] << 32 * (i % 2);
+    }
+    return leave(CUDA_SUCCESS);
+}

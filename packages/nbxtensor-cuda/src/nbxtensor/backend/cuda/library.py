@@ -94,8 +94,8 @@ class Library:
 
     def gone_at_exit(self, code: int) -> bool:
         """Whether the code only says that the process ends and the driver was gone first."""
-        gone = code in (declared.CUDA_ERROR_DEINITIALIZED, declared.CUDA_ERROR_CONTEXT_IS_DESTROYED)
-        return gone and (_exiting or sys.is_finalizing())
+        destroyed = code == declared.CUDA_ERROR_CONTEXT_IS_DESTROYED and (_exiting or sys.is_finalizing())
+        return destroyed or code == declared.CUDA_ERROR_DEINITIALIZED
 
     def name(self, code: int) -> str:
         """The name of an error code."""
