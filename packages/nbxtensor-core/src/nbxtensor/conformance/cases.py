@@ -115,17 +115,18 @@ def cases(operator: Operator, device: Device, *, full: bool = False) -> Iterator
     rows = product(*map(range, sizes)) if full else pairwise(sizes, zlib.crc32(operator.name.encode()))
     for row in rows:
         d, sample, layout, fill = (factor[i] for factor, i in zip(factors, row))
-        fixed = [i.dtype for i in _inputs(sample.operands) if i.dtype is not None]
+        fixed = [i.dtype for i in inputs(sample.operands) if i.dtype is not None]
         if all(dtype(f).real in able for f in fixed + [v for v in sample.params.values() if v in operator.dtypes]):
             yield Case(operator, d, sample, layout, fill if _may_fill(operator, d, sample, fill) else "random")
 
 
-def _inputs(operands: Any) -> Iterator[Input]:
+def inputs(operands: Any) -> Iterator[Input]:
+    """The tensors among a sample's operands, those of lists included."""
     for operand in operands:
         if isinstance(operand, Input):
             yield operand
         elif isinstance(operand, tuple):
-            yield from _inputs(operand)
+            yield from inputs(operand)
 
 
 def _result_dtype(operator: Operator, d: DType, sample: Sample) -> DType:
@@ -266,6 +267,23 @@ def operands(case: Case, device: Device) -> Operands:
 # results
 
 
+def failures(operator: Operator, device: Device, *, full: bool = False) -> list[str]:
+    """What is wrong with an operator on a device, a line each: its `cases`, and its calls that must be refused."""
+    found = []
+    for case in cases(operator, device, full=full):
+        try:
+            complaint = check(case, device)
+        except Exception as error:  # an operator must answer every case; what it raised belongs to the case
+            complaint = f"{type(error).__name__}: {error}"
+        if complaint is not None:
+            found.append(f"{case}: {complaint}")
+    for sample in operator.errors():
+        complaint = check_error(operator, sample, device)
+        if complaint is not None:
+            found.append(f"{sample}: {complaint}")
+    return found
+
+
 def check(case: Case, device: Device) -> str | None:
     """Runs a case; None, or what is wrong with the operator."""
     operator, params = case.operator, case.sample.params
@@ -329,7 +347,7 @@ def difference(got: Array, exact: Array, tolerance: Tolerance | None) -> str | N
 
 def _close(got: Array, exact: Array, d: DType, tolerance: Tolerance) -> Array:
     with np.errstate(all="ignore"):
-        allowed = tolerance.atol + tolerance.rtol * np.abs(exact)
+        allowed = tolerance.atol + tolerance.rtol * np.where(np.isfinite(exact), np.abs(exact), 0)
         right = (got == exact) | (np.isnan(got) & np.isnan(exact)) | (np.abs(got - exact) <= allowed)
         # Rounding gives infinity from half a unit past the largest finite number on.
         beyond = np.abs(exact) + allowed >= float(d.max) * (1 + d.eps / 4 if d != "float64" else 1)
