@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,7 @@ import pytest
 
 from nbxtensor.backend.cuda import ffi, library
 from standins.cuda import build
-
-TESTS = Path(__file__).resolve().parents[1]
+from standins.cuda.processes import run
 
 PROBE = """
 import json
@@ -29,17 +26,7 @@ except Unavailable as refusal:
 """
 
 
-def run(code: str, **environment: str | None) -> str:
-    """What a fresh process prints; a variable of None is unset."""
-    hidden = ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", library.VARIABLE)
-    merged = {k: v for k, v in os.environ.items() if k not in hidden} | {"PYTHONPATH": str(TESTS)}
-    merged |= {k: v for k, v in environment.items() if v is not None}
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=merged, timeout=120)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
-
-
-def probe(path: Path | None = None, **environment: str | None) -> Any:
+def probe(path: Path | None = None, **environment: str) -> Any:
     if path is not None:
         environment[library.VARIABLE] = str(path)
     return json.loads(run(PROBE, **environment))
@@ -354,13 +341,7 @@ class Late:
     def __del__(self): context.close()
 late = Late()
 """
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, library.VARIABLE: str(standin)},
-    )
-    assert (result.returncode, result.stderr) == (0, "")
+    assert run(code, **{library.VARIABLE: str(standin)}) == ""
 
 
 def test_the_build_needs_no_python_header() -> None:

@@ -29,6 +29,8 @@ static const struct { int code; const char *name, *text; } texts[] = {
     {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the provided PTX was compiled with an unsupported toolchain"},
     {400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"},
+    {720, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE", "too many blocks in cooperative launch"},
     {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination"},
     {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
@@ -64,13 +66,19 @@ CUresult cuDeviceGetPCIBusId(char *out, int length, CUdevice device) {
     snprintf(out, (size_t)length, "0000:%02X:00.0", 0x1A + device);
     return leave(CUDA_SUCCESS);
 }
-CUresult cuDeviceGetUuid(CUuuid *out, CUdevice device) {
-    ENTER(START);
+static CUresult uuid(CUuuid *out, CUdevice device) {
     const unsigned char bytes[16] = {0x13, 0xee, 0x08, 0x00, 0x0d, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, (unsigned char)device};
     memcpy(out->bytes, bytes, 16);
-    return leave(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
-CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice device) { return cuDeviceGetUuid(out, device); }
+CUresult cuDeviceGetUuid(CUuuid *out, CUdevice device) {
+    ENTER(START);
+    return leave(uuid(out, device));
+}
+CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice device) {
+    ENTER(START);
+    return leave(uuid(out, device));
+}
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
     ENTER(START);
     (void)device;

@@ -12,6 +12,7 @@ import struct
 from typing import NamedTuple
 
 _MACHINE_CUDA = 190
+_WITHOUT_BYTES = 8  # a section that takes none of the file
 _SIZED, _PARAMETER = 4, 0x17
 
 
@@ -35,22 +36,27 @@ def parameters(image: bytes, entry: str) -> list[BinaryParameter]:
 
 def _section(image: bytes, name: bytes) -> bytes:
     if image[:4] != b"\x7fELF" or struct.unpack_from("<H", image, 18)[0] != _MACHINE_CUDA:
-        raise ValueError("it is not a cubin")
-    (table,) = struct.unpack_from("<Q", image, 40)
-    entry_size, count, names_index = struct.unpack_from("<HHH", image, 58)
+        raise ValueError("the image is not a cubin")
+    segments, table = struct.unpack_from("<QQ", image, 32)
+    segment_size, segment_count, entry_size, count, names_index = struct.unpack_from("<HHHHH", image, 54)
+    end = max(segments + segment_size * segment_count, table + entry_size * count)
 
-    def header(index: int) -> tuple[int, int, int]:
-        """Offset of the name, offset and size of the section."""
+    def header(index: int) -> tuple[int, int, int, int]:
+        """Offset of the name, kind, offset and size of a section."""
         at = table + index * entry_size
-        offset, size = struct.unpack_from("<QQ", image, at + 24)
-        return struct.unpack_from("<I", image, at)[0], offset, size
+        return *struct.unpack_from("<II", image, at), *struct.unpack_from("<QQ", image, at + 24)
 
-    names = header(names_index)[1]
+    names, found = header(names_index)[2], None
     for index in range(count):
-        name_at, offset, size = header(index)
+        name_at, kind, offset, size = header(index)
+        end = max(end, 0 if kind == _WITHOUT_BYTES else offset + size)
         if image.startswith(name + b"\0", names + name_at):
-            return image[offset : offset + size]
-    raise ValueError(f"it has no section {name.decode()}")
+            found = image[offset : offset + size]
+    if end > len(image):
+        raise ValueError(f"the cubin is cut off: it has {len(image)} bytes of {end}")
+    if found is None:
+        raise ValueError(f"the cubin has no section {name.decode()}")
+    return found
 
 
 def _parameter_records(info: bytes) -> list[tuple[int, BinaryParameter]]:

@@ -10,6 +10,10 @@ from nbxtensor.backend.cuda.launch import KernelVerbs, Scratch
 from nbxtensor.errors import DeviceError
 
 
+# Failures of cuStreamEndCapture after which the stream is no longer captured.
+_OVER = (ffi.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, ffi.CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
+
+
 class Graph:
     """An executable graph. Its kernels' scratch memory is its own: it may run beside the stream that it came from."""
 
@@ -39,15 +43,15 @@ class GraphVerbs(KernelVerbs):
     def graph_end(self, stream: int) -> Graph:
         captured, scratch = self._end_capture("graph_end", stream)
         try:
-            instantiate = self._cuda.cuGraphInstantiateWithFlags
-            graph = Graph(self._cuda.integer(instantiate, captured, 0, type="CUgraphExec"), scratch)
+            handle = self._cuda.integer(self._cuda.cuGraphInstantiateWithFlags, captured, 0, type="CUgraphExec")
         except BaseException:
+            self._raw.cuGraphDestroy(captured)
             self._free_scratch(scratch)
             raise
-        finally:
-            self._cuda.cuGraphDestroy(captured)
-        graph.finalizer = weakref.finalize(graph, self._drop_graph, graph.handle, scratch)
+        graph = Graph(handle, scratch)
+        graph.finalizer = weakref.finalize(graph, self._drop_graph, handle, scratch)
         self._graphs.add(graph)
+        self._cuda.cuGraphDestroy(captured)
         return graph
 
     def graph_update(self, graph: Graph, stream: int) -> bool:
@@ -87,16 +91,17 @@ class GraphVerbs(KernelVerbs):
         self._enter()
         if stream not in self._captured:
             raise DeviceError(f"{verb}: stream={stream:#x}: is not being captured")
+        captured = self._ffi.new("CUgraph *")
+        code = self._raw.cuStreamEndCapture(stream, captured)
+        if code and code not in _OVER:
+            raise self._cuda.failure("cuStreamEndCapture", code)
         self._captured.discard(stream)
         scratch, before = self._scratch.pop(stream, None), self._aside.pop(stream)
         if before is not None:
             self._scratch[stream] = before
-        captured = self._ffi.new("CUgraph *")
-        try:
-            self._cuda.cuStreamEndCapture(stream, captured)
-        except BaseException:
+        if code:
             self._free_scratch(scratch)
-            raise
+            raise self._cuda.failure("cuStreamEndCapture", code)
         return int(captured[0]), scratch
 
     def _drop_graph(self, handle: int, scratch: Scratch | None) -> None:

@@ -21,10 +21,11 @@ class MemoryVerbs(StreamVerbs):
         self._live = 0
         self._host_blocks: set[int] = set()
         self._captured: set[int] = set()  # streams under capture
+        self._memory_stream: int | None = None
         super().__init__(*arguments)
         pools = self._attribute(ffi.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)
-        ordered = bool(pools) and self._cuda.provides("stream-ordered memory")
-        self._memory_stream = self._create_stream() if ordered else None
+        if pools and self._cuda.provides("stream-ordered memory"):
+            self._memory_stream = self._create_stream()
 
     def _attribute(self, attribute: int) -> int:
         return self._cuda.integer(self._cuda.cuDeviceGetAttribute, attribute, self._device)

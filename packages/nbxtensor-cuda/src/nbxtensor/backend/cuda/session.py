@@ -28,14 +28,15 @@ class Session:
         self._several = library.integer(library.cuDeviceGetCount) > 1
         self._lock = threading.RLock()
         self._threads = threading.local()
-        self._ended: str | None = None
+        self._ended: str | None = f"device {ordinal}, {info.name}, could not be opened"
         self._context = library.integer(library.cuDevicePrimaryCtxRetain, self._device, type="CUcontext")
         try:
-            self._attach()
+            self._make_current()
             self.stream = self._create_stream()
         except BaseException:
             self._raw.cuDevicePrimaryCtxRelease_v2(self._device)
             raise
+        self._ended = None
         _open.add(self)
 
     def _enter(self) -> None:
@@ -59,6 +60,9 @@ class Session:
         """
         if self._ended is not None:
             raise DeviceError(self._ended)
+        return self._make_current()
+
+    def _make_current(self) -> tuple[Any, Any]:
         self._cuda.cuCtxSetCurrent(self._context)
         memory = self._ffi.new(f"unsigned long long[{SLOTS}]")
         addresses = self._ffi.new(f"void *[{SLOTS}]", [memory + i for i in range(SLOTS)])

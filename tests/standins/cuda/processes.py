@@ -1,0 +1,23 @@
+"""Fresh processes, for what a process can do once only: find the driver, lose a context, fork, exit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from nbxtensor.backend.cuda import library
+
+_TESTS = Path(__file__).resolve().parents[2]
+_HIDDEN = ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", library.VARIABLE)
+
+
+def run(code: str, **environment: str) -> str:
+    """What a fresh process prints, which knows no other driver than that of ``environment``."""
+    inherited = {k: v for k, v in os.environ.items() if k not in _HIDDEN}
+    paths = os.pathsep.join(filter(None, [str(_TESTS), os.environ.get("PYTHONPATH")]))
+    merged = {**inherited, "PYTHONPATH": paths, **environment}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=merged, timeout=300)
+    assert (result.returncode, result.stderr) == (0, ""), result.stdout + result.stderr
+    return result.stdout
