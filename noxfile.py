@@ -169,7 +169,7 @@ def types(session: nox.Session) -> None:
     """Mypy, strict."""
     install_editable(session, *PACKAGES)
     install_group(session, "types")
-    session.run("mypy", *(f"{package}/src" for package in PACKAGES.values()))
+    session.run("mypy", *(f"{package}/src" for package in PACKAGES.values()), "tests/typing")
 
 
 @nox.session

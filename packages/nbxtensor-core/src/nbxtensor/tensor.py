@@ -19,6 +19,9 @@ from nbxtensor.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 
 if TYPE_CHECKING:
     from nbxtensor.memory.pool import Bin
+    from nbxtensor.operator_methods import OperatorMethods
+else:
+    OperatorMethods = object  # the operator methods are bound at run time; type checkers read them in a generated stub
 
 DeviceLike = Union[str, runtime.Device, None]
 _SPEC_CACHE_LIMIT = 1 << 16
@@ -96,7 +99,7 @@ def spec(device: runtime.Device, dtype: DType, shape: tuple[int, ...], strides: 
     return found
 
 
-class NBXTensor:
+class NBXTensor(OperatorMethods):
     """An n-dimensional array on a device. Create one with `from_numpy` or the creation operators.
 
     ``ptr`` is the address of the first element, ``spec`` its `Spec`, ``storage`` what owns the memory.

@@ -222,6 +222,11 @@ def stack(tensors: Sequence[NBXTensor], dim: int = 0) -> NBXTensor:
     return cat([x.unsqueeze(dim) for x in given], dim)
 
 
+def _type_as(x: NBXTensor, other: NBXTensor) -> NBXTensor:
+    """``x`` with the dtype of ``other``."""
+    return cast(x, other.dtype)
+
+
 def _casts() -> dict[str, Any]:
     """``x.float()`` and its like: the engine authors' short names of `to`."""
 
@@ -265,7 +270,7 @@ _entry(
     + [Sample((Input(s),), {"dtype": "float16"}) for s in ((), (0,), (2, 0, 3))],
     lambda: [ErrorSample((Input((2,)),), {"dtype": "float31"}, DTypeError, "float31"),
              ErrorSample((Input((2,)),), {"dtype": "float32"}, DTypeError, "real", "complex64")],
-    {"to": to, "type_as": lambda self, other: cast(self, other.dtype), **_casts()}, lambda d, dtype: _dtype(dtype),
+    {"to": to, "type_as": _type_as, **_casts()}, lambda d, dtype: _dtype(dtype),
     tuple(d for d in _ALL if d not in COMPLEX),
 )  # fmt: skip
 _entry(

@@ -110,7 +110,7 @@ def arange(
     else:
         count = max(0, math.ceil((last - first) / step))
     made = empty_for(spec(runtime.device(device), target, (count,)))
-    return made if count == 0 else _progress(made, first, step)  # type: ignore[no-any-return]
+    return made if count == 0 else _progress(made, first, step)
 
 
 def _plan_progress(target: Spec, start: Number, step: Number) -> Plan:
@@ -174,15 +174,22 @@ def _cleared(x: NBXTensor) -> NBXTensor:
     return x
 
 
-def _new(function: Any, name: str) -> Any:
-    def method(self: NBXTensor, shape: int | Sequence[int], *value: Any, dtype: DTypeLike | None = None) -> NBXTensor:
+def _new(function: Any) -> Any:
+    def method(self: NBXTensor, shape: int | Sequence[int], dtype: DTypeLike | None = None) -> NBXTensor:
         wanted = self.dtype if dtype is None else dtype
-        return function(shape, *value, dtype=wanted, device=self.device)  # type: ignore[no-any-return]
+        return function(shape, dtype=wanted, device=self.device)  # type: ignore[no-any-return]
 
-    method.__name__ = name
     method.__doc__ = f"`nbxtensor.{function.__name__}` with this tensor's dtype (unless given) and device."
     return method
 
 
-for _function in (empty, zeros, ones, full):
-    setattr(NBXTensor, f"new_{_function.__name__}", _new(_function, f"new_{_function.__name__}"))
+def _new_full(
+    self: NBXTensor, shape: int | Sequence[int], value: bool | int | float | complex, dtype: DTypeLike | None = None
+) -> NBXTensor:
+    """`nbxtensor.full` with this tensor's dtype (unless given) and device."""
+    return full(shape, value, dtype=self.dtype if dtype is None else dtype, device=self.device)
+
+
+for _name, _method in {**{f.__name__: _new(f) for f in (empty, zeros, ones)}, "full": _new_full}.items():
+    _method.__name__ = f"new_{_name}"
+    setattr(NBXTensor, _method.__name__, _method)

@@ -23,6 +23,15 @@ ROLES = frozenset({"tensor", "tensor?", "operand", "value", "param"})
 _LIMIT = 8192  # routines an operator keeps
 _NUMBERS = (bool, int, float, complex, np.generic)
 
+Operand = NBXTensor | bool | int | float
+_ANNOTATIONS = {
+    "tensor": NBXTensor,
+    "tensor?": NBXTensor | None,
+    "operand": Operand,
+    "value": int | float,
+    "param": Any,
+}
+
 
 class Number:
     """An operand that is a Python number, as a plan function sees it: the number of the first call, of which only the
@@ -69,7 +78,9 @@ class Dispatcher:
     def _written(self, name: str, signature: tuple[tuple[str, str], ...], missed: str) -> Callable[..., Any]:
         code = _code(self.roles, signature)
         names = {"Tensor": NBXTensor, "get": self._miss.routines.get, "miss": getattr(self._miss, missed)}
-        return FunctionType(code.replace(co_name=name), names, name, self.defaults)
+        function = FunctionType(code.replace(co_name=name), names, name, self.defaults)
+        function.__annotations__ = {p: _ANNOTATIONS[role] for p, role in signature} | {"return": NBXTensor}
+        return function
 
 
 @cache

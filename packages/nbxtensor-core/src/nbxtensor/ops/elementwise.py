@@ -10,7 +10,7 @@ from nbxtensor.backend.launcher import Plan, Ref
 from nbxtensor.dtype import DType, bool_, default_float, float32, int32, promote_scalar, result_type
 from nbxtensor.errors import DTypeError, ShapeError
 from nbxtensor.kernels import elementwise as kernel
-from nbxtensor.ops.dispatch import Dispatcher, Number
+from nbxtensor.ops.dispatch import Dispatcher, Number, Operand
 from nbxtensor.ops.oracles import elementwise as oracle
 from nbxtensor.ops.table import (
     BOOL,
@@ -29,7 +29,6 @@ from nbxtensor.ops.table import (
 )
 from nbxtensor.tensor import NBXTensor, Spec, spec
 
-Operand = NBXTensor | bool | int | float
 Unary = Callable[[NBXTensor], NBXTensor]
 Binary = Callable[[Operand, Operand], NBXTensor]
 
@@ -119,7 +118,6 @@ def _unary(
     dispatcher = Dispatcher(name, (("x", "tensor"),), planned)
     function = dispatcher.function()
     function.__doc__, function.__module__ = doc, __name__
-    function.__annotations__ = {"x": NBXTensor, "return": NBXTensor}
     register(
         Operator(
             name, "unary", function, ("x",), tuple(dtypes), out, exact,
@@ -162,7 +160,6 @@ def _binary(
     dispatcher = Dispatcher(name, (("a", "operand"), ("b", "operand")), planned)
     function = dispatcher.function()
     function.__doc__, function.__module__ = doc, __name__
-    function.__annotations__ = {"a": Operand, "b": Operand, "return": NBXTensor}
     methods = {name: function}
     if special:
         methods[f"__{special}__"] = dispatcher.operator(f"__{special}__")

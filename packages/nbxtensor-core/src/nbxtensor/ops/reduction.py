@@ -30,7 +30,6 @@ from nbxtensor.ops.table import (
 )
 from nbxtensor.tensor import NBXTensor, Spec, spec
 
-Axes = "int | Sequence[int] | None"
 _REAL = (*FLOATS, *INTS, *BOOL)
 
 
@@ -102,39 +101,45 @@ _any = _dispatch("any", _plan("any", "either", lambda d: 0, lambda d: bool_, tes
 _all = _dispatch("all", _plan("all", "both", lambda d: 1, lambda d: bool_, test=True))
 
 
-def sum(x: NBXTensor, dim: Any = None, keepdim: bool = False, dtype: DTypeLike | None = None) -> NBXTensor:
+def sum(
+    x: NBXTensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: DTypeLike | None = None
+) -> NBXTensor:
     """The sum over ``dim`` (an axis, several, or all). Integers and bool give int64 (uint64 stays); floats keep their
     dtype and accumulate in float32, float64 in float64. ``dtype`` is that of the result. Nothing sums to 0."""
     return _sum(x, dim, keepdim, None if dtype is None else _dtype(dtype, where="sum"))  # type: ignore[no-any-return]
 
 
-def prod(x: NBXTensor, dim: Any = None, keepdim: bool = False, dtype: DTypeLike | None = None) -> NBXTensor:
+def prod(
+    x: NBXTensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: DTypeLike | None = None
+) -> NBXTensor:
     """The product over ``dim``, with the dtypes of `sum`. Nothing multiplies to 1."""
     return _prod(x, dim, keepdim, None if dtype is None else _dtype(dtype, where="prod"))  # type: ignore[no-any-return]
 
 
-def mean(x: NBXTensor, dim: Any = None, keepdim: bool = False, dtype: DTypeLike | None = None) -> NBXTensor:
+def mean(
+    x: NBXTensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: DTypeLike | None = None
+) -> NBXTensor:
     """The mean over ``dim``, in float32 or better; integers give float32. Of nothing NaN."""
     wanted = None if dtype is None else to_float(_dtype(dtype, where="mean"))
     return _mean(x, dim, keepdim, wanted)  # type: ignore[no-any-return]
 
 
-def amax(x: NBXTensor, dim: Any = None, keepdim: bool = False) -> NBXTensor:
+def amax(x: NBXTensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> NBXTensor:
     """The largest element over ``dim``; NaN wins. Raises `ShapeError` for none."""
     return _amax(x, dim, keepdim, None)  # type: ignore[no-any-return]
 
 
-def amin(x: NBXTensor, dim: Any = None, keepdim: bool = False) -> NBXTensor:
+def amin(x: NBXTensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> NBXTensor:
     """The smallest element over ``dim``; NaN wins. Raises `ShapeError` for none."""
     return _amin(x, dim, keepdim, None)  # type: ignore[no-any-return]
 
 
-def any(x: NBXTensor, dim: Any = None, keepdim: bool = False) -> NBXTensor:
+def any(x: NBXTensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> NBXTensor:
     """Whether an element over ``dim`` is not 0, as bool; NaN is not 0. Of nothing False."""
     return _any(x, dim, keepdim, None)  # type: ignore[no-any-return]
 
 
-def all(x: NBXTensor, dim: Any = None, keepdim: bool = False) -> NBXTensor:
+def all(x: NBXTensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> NBXTensor:
     """Whether no element over ``dim`` is 0, as bool. Of nothing True."""
     return _all(x, dim, keepdim, None)  # type: ignore[no-any-return]
 
