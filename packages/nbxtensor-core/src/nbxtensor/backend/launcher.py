@@ -9,53 +9,18 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 from nbxtensor.backend import runtime
 from nbxtensor.backend.contract import Artifact, Parameter, Variant
-from nbxtensor.backend.kernel_source import Kernel, KernelFunction, Scalar, TritonDType
+from nbxtensor.backend.kernel_source import Kernel, Scalar
 from nbxtensor.dtype import DType, int64
 from nbxtensor.errors import ArgumentError, DTypeError, IndexOutOfRange, LaunchRefused
+from nbxtensor.kernels.plan import Argument, Plan, Ref, Step
 from nbxtensor.tensor import NBXTensor, Spec, Storage, empty_for, spec
 
 _INT32 = range(-(1 << 31), 1 << 31)
 _lock = threading.RLock()
-
-
-class Ref(NamedTuple):
-    """A tensor or number of the call: ``kind`` "in" (argument), "out" (output), "work" (workspace), "value" (number) or
-    "status" (the device's status word, two int64: a fault code and the value at fault).
-
-    ``type`` is the Triton type of a value.
-    """
-
-    kind: str
-    number: int
-    type: str = ""
-
-
-Argument = Union[Ref, Scalar, KernelFunction, TritonDType, int, float, bool, str, None, "tuple[int, ...]"]
-
-
-class Step(NamedTuple):
-    """One kernel launch of a plan: ``arguments`` by parameter name, ``options`` for the compiler (num_warps, ...)."""
-
-    kernel: Kernel
-    grid: tuple[int, int, int]
-    arguments: Mapping[str, Argument]
-    options: tuple[tuple[str, Hashable], ...] = ()
-
-
-class Plan(NamedTuple):
-    """What an operator call does. ``result`` is what it returns (all outputs by default); ``written`` the arguments it
-    writes to; ``ranges`` the (low, high) that a value must lie in, by the value's index."""
-
-    outputs: tuple[Spec, ...]
-    steps: tuple[Step, ...]
-    work: tuple[Spec, ...] = ()
-    result: tuple[Ref, ...] | None = None
-    written: tuple[int, ...] = ()
-    ranges: Mapping[int, tuple[int, int, DType]] = {}
 
 
 _faults: dict[int, tuple[str, str, str]] = {}

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbxtensor import shape as _shape
-from nbxtensor.backend.launcher import Plan, Ref
 from nbxtensor.errors import ArgumentError, DTypeError, ShapeError
 from nbxtensor.kernels import attention as kernel
+from nbxtensor.kernels.plan import Plan, Ref
 from nbxtensor.ops.dispatch import Dispatcher
 from nbxtensor.ops.elementwise import accepted
 from nbxtensor.ops.oracles import attention as oracle

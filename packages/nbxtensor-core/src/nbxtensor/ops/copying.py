@@ -7,11 +7,11 @@ from typing import Any
 
 from nbxtensor import shape as _shape
 from nbxtensor.backend import runtime
-from nbxtensor.backend.launcher import Plan, Ref, Step
 from nbxtensor.dtype import DTYPES, DType, DTypeLike, promote_scalar, result_type
 from nbxtensor.dtype import dtype as _dtype
 from nbxtensor.errors import ArgumentError, DTypeError, ShapeError
 from nbxtensor.kernels import elementwise as kernel
+from nbxtensor.kernels.plan import Plan, Ref, Step
 from nbxtensor.ops.dispatch import Dispatcher, Number
 from nbxtensor.ops.oracles import copying as oracle
 from nbxtensor.ops.table import COMPLEX, ROUNDING, ErrorSample, Input, Operator, Sample, elementwise_cost, register

@@ -11,7 +11,6 @@ import numpy as np
 
 from nbxtensor import shape as _shape
 from nbxtensor.backend import runtime
-from nbxtensor.backend.launcher import Plan, Ref
 from nbxtensor.dtype import (
     DType,
     DTypeLike,
@@ -26,6 +25,7 @@ from nbxtensor.dtype import (
 from nbxtensor.dtype import dtype as _dtype
 from nbxtensor.errors import ArgumentError, DTypeError, ShapeError
 from nbxtensor.kernels import elementwise as kernel
+from nbxtensor.kernels.plan import Plan, Ref
 from nbxtensor.ops.copying import fill_
 from nbxtensor.ops.dispatch import Dispatcher, Number
 from nbxtensor.tensor import DeviceLike, NBXTensor, Spec, empty_for, from_numpy, spec

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbxtensor import shape as _shape
-from nbxtensor.backend.launcher import Plan, Ref
 from nbxtensor.dtype import DType, bool_, default_float, float32, int32, promote_scalar, result_type
 from nbxtensor.errors import DTypeError, ShapeError
 from nbxtensor.kernels import elementwise as kernel
+from nbxtensor.kernels.plan import Plan, Ref
 from nbxtensor.ops.dispatch import Dispatcher, Number, Operand
 from nbxtensor.ops.oracles import elementwise as oracle
 from nbxtensor.ops.table import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from nbxtensor.backend import launcher
-from nbxtensor.backend.launcher import Plan, Ref
 from nbxtensor.dtype import int32, int64
 from nbxtensor.errors import DTypeError, ShapeError
 from nbxtensor.kernels import gather as kernel
+from nbxtensor.kernels.plan import Plan, Ref
 from nbxtensor.ops.dispatch import Dispatcher
 from nbxtensor.ops.elementwise import accepted
 from nbxtensor.ops.oracles import indexing as oracle

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbxtensor import shape as _shape
-from nbxtensor.backend.launcher import Plan, Ref
 from nbxtensor.dtype import DType, float32, result_type
 from nbxtensor.dtype import dtype as _dtype
 from nbxtensor.errors import ArgumentError, DTypeError, ScalarOverflow, ShapeError
 from nbxtensor.kernels import matmul as kernel
+from nbxtensor.kernels.plan import Plan, Ref
 from nbxtensor.ops.dispatch import Dispatcher
 from nbxtensor.ops.elementwise import accepted
 from nbxtensor.ops.oracles import linalg as oracle

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from nbxtensor import shape as _shape
-from nbxtensor.backend.launcher import Plan, Ref
 from nbxtensor.dtype import DType, DTypeLike
 from nbxtensor.dtype import dtype as _dtype
 from nbxtensor.errors import DTypeError, ShapeError
 from nbxtensor.kernels import rows as kernel
+from nbxtensor.kernels.plan import Plan, Ref
 from nbxtensor.ops.copying import contiguous
 from nbxtensor.ops.dispatch import Dispatcher
 from nbxtensor.ops.elementwise import accepted, compute_dtype, to_float

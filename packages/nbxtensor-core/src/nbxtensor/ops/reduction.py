@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbxtensor import shape as _shape
-from nbxtensor.backend.launcher import Plan, Ref
 from nbxtensor.dtype import DType, DTypeLike, bool_, float32, int32, int64
 from nbxtensor.dtype import dtype as _dtype
 from nbxtensor.errors import ShapeError
 from nbxtensor.kernels import reduction as kernel
+from nbxtensor.kernels.plan import Plan, Ref
 from nbxtensor.ops.dispatch import Dispatcher
 from nbxtensor.ops.elementwise import accepted, to_float
 from nbxtensor.ops.oracles import reduction as oracle

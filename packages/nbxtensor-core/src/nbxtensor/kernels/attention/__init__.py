@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from nbxtensor import shape as _shape
 from nbxtensor.backend.device_files import Facts
 from nbxtensor.backend.kernel_source import Kernel, Scalar, TritonDType
-from nbxtensor.backend.launcher import Ref, Step
 from nbxtensor.dtype import DType
 from nbxtensor.kernels.matmul import SMALLEST, accumulator, side
+from nbxtensor.kernels.plan import Ref, Step
 from nbxtensor.tensor import Spec
 
 _STRIDES = ("so_l", "so_e", "sq_l", "sq_e", "sk_s", "sk_e", "sv_s", "sv_e", "sm_l", "sm_s")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nbxtensor import shape as _shape
 from nbxtensor.backend.kernel_source import Kernel
-from nbxtensor.backend.launcher import Ref, Step
+from nbxtensor.kernels.plan import Ref, Step
 from nbxtensor.tensor import Spec
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbxtensor import shape as _shape
 from nbxtensor.backend.kernel_source import Kernel, Scalar, TritonDType
-from nbxtensor.backend.launcher import Ref, Step
 from nbxtensor.dtype import DType, bfloat16, float16, float32, float64, int8, int32, int64
 from nbxtensor.kernels import elementwise
+from nbxtensor.kernels.plan import Ref, Step
 from nbxtensor.tensor import Spec
 
 if TYPE_CHECKING:

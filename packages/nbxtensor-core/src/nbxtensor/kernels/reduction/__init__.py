@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbxtensor import shape as _shape
 from nbxtensor.backend.kernel_source import Kernel, KernelFunction, TritonDType
-from nbxtensor.backend.launcher import Ref, Step
 from nbxtensor.dtype import DType, int64
+from nbxtensor.kernels.plan import Ref, Step
 from nbxtensor.tensor import Spec, spec
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from nbxtensor import shape as _shape
 from nbxtensor.backend.kernel_source import Kernel, TritonDType
-from nbxtensor.backend.launcher import Ref, Step
 from nbxtensor.dtype import DType
+from nbxtensor.kernels.plan import Ref, Step
 from nbxtensor.tensor import Spec
 
 if TYPE_CHECKING:
