@@ -1,8 +1,8 @@
 """The builder that Triton's front end calls: each operation of the IR, done at once with numpy.
 
-Triton checks and promotes the operands (``triton.language.semantic``), as it does for a compile, and calls the method of the
-operation. Signedness is the operation's, not the value's, as in the IR: unsigned operations read their operands as unsigned.
-"""
+Triton checks and promotes the operands (``triton.language.semantic``), as it does for a compile, and calls the method
+of the operation. Signedness is the operation's, not the value's, as in the IR: unsigned operations read their operands
+as unsigned. """
 
 from __future__ import annotations
 

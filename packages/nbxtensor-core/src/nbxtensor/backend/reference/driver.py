@@ -1,28 +1,24 @@
 """The reference driver. Importing this module imports neither Triton nor anything slow.
 
-A launch runs at once, program after program, in the calling thread; a context does one thing at a time. Every access of a
-kernel is checked against the memory that the context allocated or that its caller registered.
-"""
+A launch runs at once, program after program, in the calling thread; a context does one thing at a time. Every access of
+a kernel is checked against the memory that the context allocated or that its caller registered. """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib.util
 import itertools
-import os
 import platform
 import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from nbxtensor.backend.contract import DRIVER_API, Artifact, Bound, Capabilities, DeviceInfo, Variant
+from nbxtensor.backend.contract import DRIVER_API, Artifact, Bound, DeviceInfo, Variant
+from nbxtensor.backend.reference import machine
 from nbxtensor.backend.reference.memory import AddressSpace, Block, owned
 from nbxtensor.backend.reference.registrations import Registrations
 from nbxtensor.errors import ArgumentError, CompileError, DeviceError, LaunchRefused, OutOfMemory, Unavailable
-
-_UNLIMITED = 2**31 - 1  # what a 32-bit launch parameter holds
 
 
 class ReferenceDriver:
@@ -44,9 +40,9 @@ class ReferenceDriver:
         return [
             DeviceInfo(
                 ordinal=0,
-                name=_processor(),
+                name=machine.processor(),
                 architecture=platform.machine(),
-                memory_bytes=_memory()[1],
+                memory_bytes=machine.memory()[1],
                 profile="cpu/reference",
             )
         ]
@@ -68,7 +64,7 @@ class ReferenceContext:
     target: Any = None
 
     def __init__(self, info: DeviceInfo):
-        self.info, self.capabilities = info, _capabilities()
+        self.info, self.capabilities = info, machine.capabilities()
         self._space = AddressSpace()
         self._registered = Registrations(self._space)
         self._live = 0
@@ -102,8 +98,8 @@ class ReferenceContext:
 
     def register(self, address: int, nbytes: int, writable: bool = True) -> None:
         """Lets kernels and copies access ``nbytes`` bytes of the caller's memory, which the caller keeps alive until
-        `unregister`; ranges may overlap. A store to memory that is not ``writable`` is refused. Raises `DeviceError` where
-        the range is empty or reaches past the end of an allocation."""
+        `unregister`; ranges may overlap. A store to memory that is not ``writable`` is refused. Raises `DeviceError`
+        where the range is empty or reaches past the end of an allocation."""
         with self._lock:
             self._require_open("register")
             if nbytes <= 0 or address <= 0:
@@ -145,7 +141,7 @@ class ReferenceContext:
     def memory_info(self) -> tuple[int, int]:
         with self._lock:
             self._require_open("memory_info")
-            return _memory()
+            return machine.memory()
 
     # streams and events: all work ends before the call that asks for it returns
     def create_stream(self) -> int:
@@ -239,8 +235,8 @@ class ReferenceContext:
             self._require_open("launch", stream)
             if loaded not in self._loaded:
                 raise DeviceError(f"launch: {loaded!r} is not loaded here")
-            if len(grid) != 3 or not all(0 < n <= _UNLIMITED for n in grid):
-                raise LaunchRefused(loaded.name, f"grid={grid}: must be three sizes of 1 to {_UNLIMITED}")
+            if len(grid) != 3 or not all(0 < n <= machine.UNLIMITED for n in grid):
+                raise LaunchRefused(loaded.name, f"grid={grid}: must be three sizes of 1 to {machine.UNLIMITED}")
             loaded.run(grid, values, self._space, tuple(t.extent for t in tensors))
 
     def _allocate(self, nbytes: int, verb: str) -> int:
@@ -248,7 +244,7 @@ class ReferenceContext:
             self._require_open(verb)
             if nbytes <= 0:
                 raise ArgumentError(verb, "nbytes", nbytes, "must be positive")
-            free, total = _memory()
+            free, total = machine.memory()
             try:
                 if nbytes > total:
                     raise MemoryError
@@ -291,43 +287,6 @@ class ReferenceContext:
             raise DeviceError(f"{verb}: the context is closed")
         if stream is not None and stream not in self._streams:
             raise DeviceError(f"{verb}: stream={stream}: is not a live stream")
-
-
-def _capabilities() -> Capabilities:
-    from nbxtensor.dtype import DTYPES
-
-    return Capabilities(
-        executes=True,
-        binds_by_extent=False,
-        host_addressable=True,
-        pinned_host=False,
-        timed_events=True,
-        graph_capture=False,
-        cooperative=False,
-        max_grid=(_UNLIMITED, _UNLIMITED, _UNLIMITED),
-        max_threads=_UNLIMITED,
-        max_shared=_UNLIMITED,
-        dtypes=frozenset(name for name, dtype in DTYPES.items() if dtype.triton is not None),
-    )
-
-
-def _memory() -> tuple[int, int]:
-    """(free, total) of the machine in bytes."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
-
-
-@functools.cache
-def _processor() -> str:
-    """The processor's model, as the system names it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass  # only Linux has the file
-    return platform.processor() or platform.machine()
 
 
 driver = ReferenceDriver()

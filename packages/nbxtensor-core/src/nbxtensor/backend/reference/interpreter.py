@@ -15,7 +15,7 @@ import triton.language as tl
 from nbxtensor.backend.contract import Parameter, Variant
 from nbxtensor.backend.reference.builder import EXECUTION
 from nbxtensor.backend.reference.language import device_function, translate
-from nbxtensor.backend.reference.memory import Accessor, AccessError, AddressSpace
+from nbxtensor.backend.reference.memory import AccessError, Accessor, AddressSpace
 from nbxtensor.backend.reference.tensors import Tensor, spec_of
 from nbxtensor.backend.reference.values import NUMPY, Pointer, Value, convert
 from nbxtensor.errors import CompileError, KernelFault, LaunchRefused, MemoryFault

@@ -1,9 +1,9 @@
 """Triton's language as rewritten kernels see it: namespaces in place of modules, functions that act at once.
 
-A function of the language runs as Triton wrote it, with this interpreter's builder behind it; its standard library, itself
-written in the language, is rewritten like any kernel. Own implementations stand for what needs a compiler (ranges,
-reductions, scans) and for loads and stores. Importing this module imports Triton; nothing of Triton is changed.
-"""
+A function of the language runs as Triton wrote it, with this interpreter's builder behind it; its standard library,
+itself written in the language, is rewritten like any kernel. Own implementations stand for what needs a compiler
+(ranges, reductions, scans) and for loads and stores. Importing this module imports Triton; nothing of Triton is
+changed. """
 
 from __future__ import annotations
 
@@ -146,10 +146,10 @@ def and_(a: Any, b: Callable[[], Any]) -> Any:
 
 def or_(a: Any, b: Callable[[], Any]) -> Any:
     if not isinstance(a, Tensor):
-        return a if a else b()
+        return a or b()
     other = b()
     if not isinstance(other, Tensor):
-        return other if other else a
+        return other or a
     return a.logical_or(other)
 
 
@@ -186,7 +186,8 @@ def static_range(*bounds: Any, step: Any = None) -> range:
 
 
 def load(pointer: Tensor, mask: Any = None, other: Any = None, **policy: Any) -> Tensor:
-    """``tl.load``. Where the mask is false and ``other`` is not given, 0 stands for what the hardware leaves undefined."""
+    """``tl.load``. Where the mask is false and ``other`` is not given, 0 stands for what the hardware leaves
+    undefined."""
     handle, element, pointer_dims = _accessed(pointer, policy)
     mask, other = constexpr(mask), constexpr(other)
     if mask is None and other is not None:

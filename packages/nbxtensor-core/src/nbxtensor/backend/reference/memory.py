@@ -184,7 +184,8 @@ class Accessor:
         return block if block is None or block.writable or not write else None
 
     def _cells(self, pointer: Pointer, addresses: Array, write: bool) -> Iterator[tuple[Array, Array, Any]]:
-        """For each block that the addresses lie in: its elements, the elements' indices, and which addresses they are."""
+        """For each block that the addresses lie in: its elements, the elements' indices, and which addresses they
+        are."""
         size = pointer.pointee.itemsize
         limits = self._limits.get(pointer.origin)
         if limits is not None:

@@ -1,9 +1,8 @@
 """Reductions and scans, with any combining function.
 
-A combining function is applied to whole halves at a time, neighbours first, which keeps the order of the elements and takes
-log2(n) calls. Every result is rounded to the elements' dtype, as on the hardware. Triton's own sums, extremes and products
-of wide numbers go to numpy.
-"""
+A combining function is applied to whole halves at a time, neighbours first, which keeps the order of the elements and
+takes log2(n) calls. Every result is rounded to the elements' dtype, as on the hardware. Triton's own sums, extremes and
+products of wide numbers go to numpy. """
 
 from __future__ import annotations
 
@@ -202,7 +201,8 @@ def _is_standard(function: Any) -> bool:
 
 
 def _ufunc(function: Any, arrays: list[Array]) -> np.ufunc | None:
-    """Numpy's equal of a combining function of Triton's standard library. Small floats have none: each step is rounded."""
+    """Numpy's equal of a combining function of Triton's standard library. Small floats have none: each step is
+    rounded."""
     if not _is_standard(function):
         return None
     dtype = arrays[0].dtype

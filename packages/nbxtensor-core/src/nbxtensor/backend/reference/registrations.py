@@ -8,8 +8,8 @@ Range = tuple[int, int, bool]  # start, end, writable
 
 
 class Registrations:
-    """Ranges of the caller's memory in an address space. They may repeat and overlap, as views of one mapped file or of one
-    array do: the space holds each connected union once, writable where one of its ranges is. Its owner locks."""
+    """Ranges of the caller's memory in an address space. They may repeat and overlap, as views of one mapped file or of
+    one array do: the space holds each connected union once, writable where one of its ranges is. Its owner locks."""
 
     def __init__(self, space: AddressSpace) -> None:
         self._space = space

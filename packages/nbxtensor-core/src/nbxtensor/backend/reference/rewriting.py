@@ -1,10 +1,9 @@
 """From a ``triton.jit`` function to a Python function that means the same when Python runs it.
 
-Triton's language is Python's syntax with some other meanings: an assigned number is a tensor, ``and`` and ``not`` act on
-tensors, an operand of a conditional expression is a tensor when its condition is. Those are spelled out as calls of
-`Meanings`; the rest of the function stays as it is, line numbers included. Its globals are a copy of those of its module in
-which every name of the language has been replaced, so that neither the module nor Triton is changed.
-"""
+Triton's language is Python's syntax with some other meanings: an assigned number is a tensor, ``and`` and ``not`` act
+on tensors, an operand of a conditional expression is a tensor when its condition is. Those are spelled out as calls of
+`Meanings`; the rest of the function stays as it is, line numbers included. Its globals are a copy of those of its
+module in which every name of the language has been replaced, so that neither the module nor Triton is changed. """
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ _PREFIX = "__nbx_"  # of the names that rewritten code calls
 def rewrite(
     function: types.FunctionType, translate: Callable[[Any], Any], meanings: Mapping[str, Any], *, returns_tensors: bool
 ) -> types.FunctionType:
-    """The function rewritten. ``translate`` gives the interpreted meaning of a global; ``meanings`` are the functions that
-    rewritten code calls, and the language's own builtins. Raises OSError without source, SyntaxError for what is not of the
-    language."""
+    """The function rewritten. ``translate`` gives the interpreted meaning of a global; ``meanings`` are the functions
+    that rewritten code calls, and the language's own builtins. Raises OSError without source, SyntaxError for what is
+    not of the language."""
     lines, first = inspect.getsourcelines(function)
     module = ast.parse(textwrap.dedent("".join(lines)))
     definition = module.body[0]

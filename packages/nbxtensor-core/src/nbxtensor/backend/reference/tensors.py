@@ -1,8 +1,7 @@
 """The tensors of an interpreted kernel: Triton's own tensor class, whose operators act at once.
 
-What an operator means is asked of Triton's front end (``triton.language.semantic``). The common case, operands of one dtype,
-needs no answer and takes a short way. Importing this module imports Triton; nothing of Triton is changed.
-"""
+What an operator means is asked of Triton's front end (``triton.language.semantic``). The common case, operands of one
+dtype, needs no answer and takes a short way. Importing this module imports Triton; nothing of Triton is changed. """
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a tensor of the language holds while a kernel is interpreted: numbers, or addresses.
 
-A value is kept as small as it can be: ``data`` is a numpy scalar, or an array of the tensor's rank whose axes have length 1
-where the tensor does not vary. Numpy's broadcasting does the rest, so that splats and broadcasts cost nothing.
+A value is kept as small as it can be: ``data`` is a numpy scalar, or an array of the tensor's rank whose axes have
+length 1 where the tensor does not vary. Numpy's broadcasting does the rest, so that splats and broadcasts cost nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ SMALL_FLOATS = frozenset(NUMPY[name] for name in ("fp16", "bf16", "fp8e4nv", "fp
 
 
 class IRType(NamedTuple):
-    """What stands for a type of the compiler's IR: a numpy dtype and a block's shape; ``pointee`` makes it a pointer."""
+    """What stands for a type of the compiler's IR: a numpy dtype and a block's shape; ``pointee`` makes it a
+    pointer."""
 
     dtype: np.dtype[Any]
     shape: Shape = ()
