@@ -244,6 +244,25 @@ def test_variants_targets_and_options_have_entries_of_their_own(own_cache: Path)
     assert len([path for path in (own_cache / "nbxtensor").rglob("*") if path.is_file()]) == 4
 
 
+def test_a_warm_first_compile_starts_no_process() -> None:
+    compiler.compile_gpu(COPY, H200)
+    code = f"""{PREAMBLE}
+import subprocess
+def refuse(*args, **kwargs): raise AssertionError("a process was started")
+subprocess.Popen = refuse
+print(compiler.compile_gpu(COPY, compiler.gpu_target("cuda", 90, 32)).kind)
+"""
+    assert python(code).strip() == "cubin"
+
+
+def test_another_assembler_has_entries_of_its_own(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = compiler.compile_gpu(COPY, H200)
+    shipped = triton.knobs.nvidia.ptxas_blackwell.path
+    monkeypatch.setenv("TRITON_PTXAS_BLACKWELL_PATH", shipped)
+    assert compiler.compile_gpu(COPY, H200).payload == first.payload
+    assert len([path for path in (own_cache / "nbxtensor").rglob("*") if path.is_file()]) == 2
+
+
 @pytest.mark.parametrize("knob", ["TRITON_ALWAYS_COMPILE", "TRITON_KERNEL_DUMP"])
 def test_who_watches_the_compiler_sees_all_of_it(own_cache: Path, monkeypatch: pytest.MonkeyPatch, knob: str) -> None:
     monkeypatch.setenv(knob, "1")

@@ -18,6 +18,8 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
+RECORDED = "record "
+
 _MAGIC = b"nbx-artifact-1\n"
 _DIGEST = hashlib.sha256().digest_size
 _CODE = (".py", ".so", ".bc", ".pyd")  # files of the Triton package that decide what a kernel is compiled to
@@ -103,13 +105,13 @@ def use_private_directory(named: str, error: OSError) -> str:
 
 @functools.lru_cache(maxsize=1)
 def toolchain_key() -> str:
-    """Names the installed Triton: the hash of its RECORD, or Triton's own hash over every file where the files are not
-    those that RECORD lists (an editable or edited installation)."""
+    """Names the installed Triton: `RECORDED` and the hash of its RECORD, which covers the tools that it ships; or
+    Triton's own hash over its code, where the files are not those that RECORD lists (an editable or edited one)."""
     import triton
 
     record = _record(Path(triton.__file__).parent)
     if record is not None:
-        return hashlib.sha256(record).hexdigest()
+        return RECORDED + hashlib.sha256(record).hexdigest()
     from triton.runtime.cache import triton_key
 
     return str(triton_key())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import os
 import re
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -174,8 +175,13 @@ def _compiler_is_watched() -> bool:
 def _cache_key(source: Any, backend: Any, options: Any) -> str:
     from triton._C.libtriton import get_cache_invalidating_env_vars
 
+    toolchain = artifact_cache.toolchain_key()
+    named = any(os.environ.get(name) for name in ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"))
+    # A backend's hash asks its assembler for its version; the one that Triton ships has been named already.
+    shipped = toolchain.startswith(artifact_cache.RECORDED) and not named
+    tools = repr(backend.target) if shipped else backend.hash()
     environment = sorted(get_cache_invalidating_env_vars().items())
-    parts = (artifact_cache.toolchain_key(), source.hash(), backend.hash(), options.hash(), str(environment))
+    parts = (toolchain, source.hash(), tools, options.hash(), str(environment))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
