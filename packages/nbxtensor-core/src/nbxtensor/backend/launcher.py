@@ -15,7 +15,7 @@ from nbxtensor.backend import runtime
 from nbxtensor.backend.contract import Artifact, Parameter, Variant
 from nbxtensor.backend.kernel_source import Kernel, Scalar
 from nbxtensor.dtype import DType, int64
-from nbxtensor.errors import ArgumentError, DTypeError, IndexOutOfRange, LaunchRefused
+from nbxtensor.errors import ArgumentError, DTypeError, IndexOutOfRange, LaunchRefused, ScalarOverflow
 from nbxtensor.kernels.plan import Argument, Plan, Ref, Step
 from nbxtensor.tensor import NBXTensor, Spec, Storage, empty_for, spec
 
@@ -244,7 +244,7 @@ class _Generator:
             self.lines.append(f"if x{i}.storage.readonly: refuse_write(x{i})")
         for i, limits in plan.ranges.items():
             self.names[f"range{i}"] = limits
-            self.lines.append(f"if not {limits[0]} <= x{i} <= {limits[1]}: refuse_range(x{i}, range{i})")
+            self.lines.append(f"if not {limits[0]} <= x{i} <= {limits[1]}: refuse_range({plan.name!r}, x{i}, range{i})")
         for i, view in enumerate(plan.outputs):
             self._allocate(f"o{i}", view)
         for i, view in enumerate(plan.work):
@@ -340,9 +340,5 @@ def _refuse_write(tensor: NBXTensor) -> None:
     )
 
 
-def _refuse_range(value: Any, limits: tuple[int, int, DType]) -> None:
-    from nbxtensor.errors import ScalarOverflow
-
-    raise ScalarOverflow(
-        "operator", "scalar", value, f"must lie in the range of {limits[2]}: {limits[0]} to {limits[1]}"
-    )
+def _refuse_range(where: str, value: Any, limits: tuple[int, int, DType]) -> None:
+    raise ScalarOverflow(where, "scalar", value, f"must lie in {limits[0]}..{limits[1]}, the range of {limits[2]}")

@@ -36,7 +36,8 @@ class Step(NamedTuple):
 
 class Plan(NamedTuple):
     """What an operator call does. ``result`` is what it returns (all outputs by default); ``written`` the arguments it
-    writes to; ``ranges`` the (low, high) that a value must lie in, by the value's index."""
+    writes to; ``ranges`` the (low, high) that a value must lie in, those of the dtype, by the value's index; ``name``
+    the operator's in the refusal of a value."""
 
     outputs: tuple[Spec, ...]
     steps: tuple[Step, ...]
@@ -44,3 +45,4 @@ class Plan(NamedTuple):
     result: tuple[Ref, ...] | None = None
     written: tuple[int, ...] = ()
     ranges: Mapping[int, tuple[int, int, DType]] = {}
+    name: str = "operator"

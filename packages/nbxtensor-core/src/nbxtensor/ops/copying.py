@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from nbxtensor import shape as _shape
 from nbxtensor.backend import runtime
-from nbxtensor.dtype import DTYPES, DType, DTypeLike, promote_scalar, result_type
+from nbxtensor.dtype import DTYPES, DType, DTypeLike, bool_, convert, promote_scalar, result_type
 from nbxtensor.dtype import dtype as _dtype
 from nbxtensor.errors import ArgumentError, DTypeError, ShapeError
 from nbxtensor.kernels import elementwise as kernel
@@ -42,7 +44,7 @@ def _plan_fill(target: Spec, value: Number) -> Plan:
     step = kernel.step(
         target.device.facts, "identity", (Ref("in", 0), target), [(Ref("value", 1, type=number), None)], None
     )
-    return Plan((), (step,), result=(Ref("in", 0),), written=(0,), ranges=ranges)
+    return Plan((), (step,), result=(Ref("in", 0),), written=(0,), ranges=ranges, name="fill_")
 
 
 _cast = Dispatcher("to", (("x", "tensor"), ("dtype", "param")), _plan_cast).function()
@@ -118,19 +120,21 @@ def copy_(target: NBXTensor, source: NBXTensor) -> NBXTensor:
 
 
 def fill_(target: NBXTensor, value: bool | int | float | complex) -> NBXTensor:
-    """Writes a number into every element and returns the tensor. The number's kind must not be higher than the
-    dtype's."""
+    """Writes a number into every element, converted as `nbxtensor.dtype.convert` has it, and returns the tensor. The
+    number's kind must not be higher than the dtype's; a bool tensor takes 0 and 1 too."""
     _check_writable("fill_", target)
     if isinstance(value, NBXTensor):
         raise DTypeError("fill_", "value", "NBXTensor", "must be a number; copy_ writes a tensor")
     kind = promote_scalar(target.dtype, value, where="fill_")
     if target.dtype.kind == "complex":
         number = complex(value)
-        _fill(target.real, number.real)
-        _fill(target.imag, number.imag)
+        fill_(target.real, number.real)
+        fill_(target.imag, number.imag)
         return target
-    if kind.kind != target.dtype.kind and not (target.dtype.kind == "bool" and value in (0, 1)):
+    if kind.kind != target.dtype.kind and not (target.dtype is bool_ and kind.kind == "int" and value in (0, 1)):
         raise DTypeError("fill_", "value", value, f"does not fit in dtype {target.dtype}")
+    if kind.kind == "float":
+        value = float(convert(np.asarray(float(value)), kind))
     return _fill(target, value)  # type: ignore[no-any-return]
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from nbxtensor import shape as _shape
 from nbxtensor.backend import runtime
 from nbxtensor.dtype import (
-    DType,
     DTypeLike,
     convert,
     default_complex,
@@ -31,9 +30,9 @@ from nbxtensor.ops.dispatch import Dispatcher, Number
 from nbxtensor.tensor import DeviceLike, NBXTensor, Spec, empty_for, from_numpy, spec
 
 
-def _target(where: str, shape: Any, dtype: DTypeLike | None, device: DeviceLike, default: DType = default_float) -> Any:
+def _target(where: str, shape: Any, dtype: DTypeLike | None, device: DeviceLike) -> Any:
     sizes = _shape.check_shape((shape,) if isinstance(shape, (int, np.integer)) else shape, where=where)
-    return spec(runtime.device(device), default if dtype is None else _dtype(dtype, where=where), sizes)
+    return spec(runtime.device(device), default_float if dtype is None else _dtype(dtype, where=where), sizes)
 
 
 def empty(shape: int | Sequence[int], dtype: DTypeLike | None = None, device: DeviceLike = None) -> NBXTensor:
@@ -58,7 +57,8 @@ def full(
     device: DeviceLike = None,
 ) -> NBXTensor:
     """A tensor filled with ``value``; its dtype is the value's kind (bool, int64, float32, complex64) unless given."""
-    return fill_(empty_for(_target("full", shape, dtype, device, result_type(value, where="full"))), value)
+    wanted = result_type(value, where="full") if dtype is None else dtype
+    return fill_(empty_for(_target("full", shape, wanted, device)), value)
 
 
 def empty_like(x: NBXTensor, dtype: DTypeLike | None = None, device: DeviceLike = None) -> NBXTensor:

@@ -150,8 +150,9 @@ class _Miss:
         return run(*passed)
 
     def offer(self, passed: tuple[Any, ...], params: tuple[Any, ...]) -> Any:
-        """For special methods: NotImplemented where an operand is neither a tensor nor a number."""
-        if all(isinstance(value, (NBXTensor, *_NUMBERS)) for value in passed):
+        """For special methods: NotImplemented where an operand is neither a tensor nor a number. numpy's arrays are
+        refused: they leave the operator to the tensor, and `==` would be False in silence."""
+        if all(isinstance(value, (NBXTensor, np.ndarray, *_NUMBERS)) for value in passed):
             return self.call(passed, params)
         return NotImplemented
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbxtensor import shape as _shape
-from nbxtensor.dtype import DType, bool_, default_float, float32, int32, promote_scalar, result_type
+from nbxtensor.dtype import DType, bool_, default_float, float32, float64, int32, promote_scalar, result_type
 from nbxtensor.errors import DTypeError, ShapeError
 from nbxtensor.kernels import elementwise as kernel
 from nbxtensor.kernels.plan import Plan, Ref
@@ -62,9 +62,15 @@ def common_dtype(where: str, *operands: Spec | Number) -> DType:
 
 
 def plan(
-    operation: str, operands: Sequence[Spec | Number], out: DType, compute: DType | None, first: DType | None = None
+    operation: str,
+    operands: Sequence[Spec | Number],
+    out: DType,
+    compute: DType | None,
+    first: DType | None = None,
+    name: str = "",
 ) -> Plan:
-    """One launch of an element-wise operation over the broadcast shape of the operands."""
+    """One launch of an element-wise operation over the broadcast shape of the operands; ``name`` is the operator's
+    where it is not the operation's."""
     specs = [o for o in operands if isinstance(o, Spec)]
     device = specs[0].device
     shape = _shape.broadcast_shapes(*(s.shape for s in specs), where=operation)
@@ -77,11 +83,13 @@ def plan(
             refs.append((Ref("in", i), operand))
         elif arithmetic.kind == "float":
             refs.append((Ref("value", i, type="fp64" if arithmetic.itemsize == 8 else "fp32"), None))
+            if isinstance(operand.value, int):  # Python's may be larger than any float
+                ranges[i] = (-int(float64.max), int(float64.max), float64)
         else:
             refs.append((Ref("value", i, type="u64" if arithmetic == "uint64" else "i64"), None))
             ranges[i] = (int(arithmetic.min), int(arithmetic.max), arithmetic)
     step = kernel.step(device.facts, operation, (Ref("out", 0), result), refs, compute, first=first)
-    return Plan((result,), (step,), ranges=ranges)
+    return Plan((result,), (step,), ranges=ranges, name=name or operation)
 
 
 _SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (7,), (3, 4), (3, 0, 2), (2, 3, 5), (300, 70))
@@ -155,7 +163,11 @@ def _binary(
         common = common_dtype(name, a, b)
         accepted(name, "a, b", common, dtypes)
         result = out(common)
-        return plan(name, [a, b], result, compute_dtype(common if result is bool_ else result))
+        if result is bool_ and common.kind == "float":
+            compute = common  # the number is rounded to the tensor's dtype: a float16 tensor of 0.1 is equal to 0.1
+        else:
+            compute = compute_dtype(common if result is bool_ else result)
+        return plan(name, [a, b], result, compute)
 
     dispatcher = Dispatcher(name, (("a", "operand"), ("b", "operand")), planned)
     function = dispatcher.function()
@@ -356,8 +368,8 @@ def _plan_masked_fill(x: Spec, mask: Spec, value: Spec | Number) -> Plan:
         raise DTypeError("masked_fill", "value", kind, f"does not fit in x's dtype {x.dtype}")
     if _shape.broadcast_shapes(x.shape, mask.shape, where="masked_fill") != x.shape:
         raise ShapeError("masked_fill", "mask", mask.shape, f"must broadcast to x's shape {x.shape}")
-    operands = [mask, value, x]
-    return plan("where", operands, x.dtype, compute_dtype(x.dtype), first=bool_)
+    operands = [mask, value.with_strides((), ()) if isinstance(value, Spec) else value, x]
+    return plan("where", operands, x.dtype, compute_dtype(x.dtype), first=bool_, name="masked_fill")
 
 
 _masked_fill = Dispatcher(
