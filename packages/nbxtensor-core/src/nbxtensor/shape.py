@@ -98,12 +98,17 @@ def expand(shape: Shape, strides: Strides, target: Any, *, where: str = "expand"
     return wanted, broadcast_strides(shape, strides, wanted, where=where)
 
 
+def integer(value: Any, *, where: str = "integer", argument: str = "value") -> int:
+    """``value`` as an int; what only looks like one, as 2.0, is refused."""
+    try:
+        return index(value)
+    except TypeError:
+        raise ShapeError(where, argument, value, "must be an integer") from None
+
+
 def normalize_axis(axis: int, ndim: int, *, where: str = "normalize_axis", argument: str = "axis") -> int:
     """``axis`` counted from the front; negative ones count from the end."""
-    try:
-        number = index(axis)
-    except TypeError:
-        raise ShapeError(where, argument, axis, "must be an integer") from None
+    number = integer(axis, where=where, argument=argument)
     if not -ndim <= number < ndim:
         rule = f"must lie in {-ndim}..{ndim - 1} for {ndim} dimensions" if ndim else "a 0-d tensor has no axes"
         raise ShapeError(where, argument, axis, rule)

@@ -7,7 +7,7 @@ alive. Views share the storage. Nothing here launches a kernel: operators and op
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
     OperatorMethods = object  # the operator methods are bound at run time; type checkers read them in a generated stub
 
-DeviceLike = Union[str, runtime.Device, None]
+DeviceLike = str | runtime.Device | None
 _SPEC_CACHE_LIMIT = 1 << 16
 _PYTHON: dict[str, Any] = {"bool": bool, "uint": int, "int": int, "float": float, "complex": complex}
 
@@ -93,7 +93,7 @@ def spec(device: runtime.Device, dtype: DType, shape: tuple[int, ...], strides: 
     if found is None or found.device is not device:
         found = Spec(device, dtype, shape, _shape.contiguous_strides(shape) if strides is None else strides)
         if len(_specs) >= _SPEC_CACHE_LIMIT:
-            _specs.clear()  # equal specs may then be two objects: their launches are prepared once more, no more than that
+            _specs.clear()  # equal specs may then be two objects, whose launches are prepared once more
         found = _specs.setdefault((id(device), dtype, shape, found.strides), found)
         _specs[key] = found
     return found
@@ -195,7 +195,7 @@ class NBXTensor(OperatorMethods):
         Raises `ShapeError` when the strides do not allow it; ``reshape`` copies then.
         """
         if len(shape) == 1 and isinstance(shape[0], str):
-            return self._view_dtype(_dtype(shape[0]))
+            return self._view_dtype(_dtype(shape[0], where="view"))
         s = self.spec
         new = _shape.resolve_shape(_sizes(shape), s.numel, where="view")
         strides = _shape.view_strides(s.shape, s.strides, new)
@@ -254,14 +254,14 @@ class NBXTensor(OperatorMethods):
         return self if self.ndim < 2 else self.transpose(0, 1)
 
     @property
-    def T(self) -> NBXTensor:  # noqa: N802 - the field's name
+    def T(self) -> NBXTensor:
         """The transpose of a matrix."""
         if self.ndim != 2:
             raise ShapeError("T", "self", self.shape, "must have 2 dimensions; use mT or permute")
         return self.transpose(0, 1)
 
     @property
-    def mT(self) -> NBXTensor:  # noqa: N802 - the field's name
+    def mT(self) -> NBXTensor:
         """The last two dimensions exchanged."""
         if self.ndim < 2:
             raise ShapeError("mT", "self", self.shape, "must have at least 2 dimensions")
@@ -301,16 +301,8 @@ class NBXTensor(OperatorMethods):
 
     def expand(self, *shape: Any) -> NBXTensor:
         """Broadcast to ``shape`` without a copy; -1 keeps a size."""
-        s, sizes = self.spec, _sizes(shape)
-        lead = len(sizes) - self.ndim
-        if lead < 0:
-            raise ShapeError("expand", "shape", sizes, f"must have at least the {self.ndim} dimensions of {s.shape}")
-        if any(n == -1 for n in sizes[:lead]):
-            raise ShapeError("expand", "shape", sizes, "-1 keeps a size, and a new leading dimension has none")
-        target = tuple(s.shape[d - lead] if n == -1 else n for d, n in enumerate(sizes))
-        return _alias(
-            self, s.with_strides(target, _shape.broadcast_strides(s.shape, s.strides, target, where="expand"))
-        )
+        s = self.spec
+        return _alias(self, s.with_strides(*_shape.expand(s.shape, s.strides, _sizes(shape))))
 
     def expand_as(self, other: NBXTensor) -> NBXTensor:
         return self.expand(*other.shape)
@@ -333,6 +325,8 @@ class NBXTensor(OperatorMethods):
         """``length`` elements of ``dim`` from ``start`` (which may be negative)."""
         d = _shape.normalize_axis(dim, self.ndim, where="narrow", argument="dim")
         s, size = self.spec, self.spec.shape[d]
+        start = _shape.integer(start, where="narrow", argument="start")
+        length = _shape.integer(length, where="narrow", argument="length")
         first = start + size if start < 0 else start
         if not 0 <= first <= size:
             raise ShapeError("narrow", "start", start, f"must lie within dimension {d} of size {size}")
@@ -355,12 +349,10 @@ class NBXTensor(OperatorMethods):
 
     def as_strided(self, shape: Sequence[int], strides: Sequence[int], storage_offset: int | None = None) -> NBXTensor:
         """A view of the storage by shape, strides and offset (all in elements); it must stay inside of the storage."""
-        new, steps = tuple(shape), tuple(strides)
+        new = _shape.check_shape(shape, where="as_strided")
+        steps = tuple(_shape.integer(n, where="as_strided", argument="strides") for n in strides)
         if len(new) != len(steps):
             raise ShapeError("as_strided", "strides", steps, f"must have the {len(new)} entries of shape {new}")
-        for n in new:
-            if n < 0:
-                raise ShapeError("as_strided", "shape", new, "sizes must not be negative")
         offset = self.storage_offset if storage_offset is None else storage_offset
         low, high = _shape.extent(new, steps)
         capacity = self.storage.nbytes // self.itemsize
@@ -543,7 +535,7 @@ def from_numpy(array: Any, device: DeviceLike = None, *, copy: bool | None = Tru
     if not isinstance(array, (np.ndarray, np.generic)):
         raise ArgumentError("from_numpy", "array", type(array).__name__, "must be a numpy array")
     host = np.asarray(array)
-    dtype, chosen = _dtype(host.dtype), runtime.device(device)
+    dtype, chosen = _dtype(host.dtype, where="from_numpy", argument="array"), runtime.device(device)
     if copy is not True:
         reason = _not_shareable(host, chosen)
         if reason is None:

@@ -134,7 +134,7 @@ def fill_(target: NBXTensor, value: bool | int | float | complex) -> NBXTensor:
     if kind.kind != target.dtype.kind and not (target.dtype is bool_ and kind.kind == "int" and value in (0, 1)):
         raise DTypeError("fill_", "value", value, f"does not fit in dtype {target.dtype}")
     if kind.kind == "float":
-        value = float(convert(np.asarray(float(value)), kind))
+        value = float(convert(np.asarray(value, np.float64), kind))
     return _fill(target, value)  # type: ignore[no-any-return]
 
 
@@ -166,8 +166,11 @@ def assign(x: NBXTensor, key: Any, value: Any) -> None:
     target = x[key]
     if isinstance(value, NBXTensor):
         copy_(target, value)
+    elif isinstance(value, (bool, int, float, complex, np.generic)):
+        fill_(target, value)  # type: ignore[arg-type]  # numpy's scalars count as numbers
     else:
-        fill_(target, value)
+        rule = "must be a number or a tensor; nbxtensor.asarray makes one of arrays and lists"
+        raise DTypeError("__setitem__", "value", type(value).__name__, rule)
 
 
 def _check_writable(where: str, target: NBXTensor) -> None:
