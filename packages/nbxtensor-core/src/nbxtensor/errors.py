@@ -66,8 +66,8 @@ class Unavailable(DeviceError):
 
 
 class OutOfMemory(DeviceError, MemoryError):
-    """An allocation failed. All sizes in bytes: ``requested``, ``free`` and ``total`` of the device, ``live`` (held by tensors),
-    ``cached`` (held by the pool)."""
+    """An allocation failed. All sizes in bytes: ``requested``, ``free`` and ``total`` of the device, ``live`` (held by
+    tensors), ``cached`` (held by the pool)."""
 
     def __init__(self, requested: int, free: int, total: int, live: int, cached: int = 0):
         self.requested, self.free, self.total, self.live, self.cached = requested, free, total, live, cached
@@ -124,7 +124,7 @@ class CompileError(DeviceError):
 
 
 class KernelFault(DeviceError):
-    """A kernel failed while it ran: ``kernel``, the ``program`` of the grid that failed (x, y, z), and the ``cause``."""
+    """A kernel failed while it ran: ``kernel``, the ``program`` of the grid that failed (x, y, z), the ``cause``."""
 
     def __init__(self, kernel: str, program: tuple[int, int, int], cause: str):
         self.kernel, self.program, self.cause = kernel, program, cause
@@ -135,7 +135,7 @@ class KernelFault(DeviceError):
 
 
 class MemoryFault(KernelFault):
-    """A kernel touched memory that is not its own: also the ``address``, and the ``parameter`` it comes from, or None."""
+    """A kernel touched memory that is not its own: also the ``address`` and the ``parameter`` it comes from, or None."""
 
     def __init__(
         self, kernel: str, program: tuple[int, int, int], cause: str, address: int, parameter: str | None = None

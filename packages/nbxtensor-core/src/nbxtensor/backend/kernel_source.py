@@ -39,7 +39,8 @@ class TritonDType(NamedTuple):
         import triton.language as tl
 
         kind = self.name.rstrip("0123456789")
-        return tl.dtype({"i": "int", "u": "uint"}.get(kind, kind) + self.name[len(kind) :] if kind in "iu" else self.name)
+        spelled = {"i": "int", "u": "uint"}.get(kind, kind)
+        return tl.dtype(spelled + self.name[len(kind) :])
 
 
 class Scalar(NamedTuple):

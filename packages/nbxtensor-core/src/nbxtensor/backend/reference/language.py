@@ -26,7 +26,8 @@ from nbxtensor.backend.reference.rewriting import rewrite
 from nbxtensor.backend.reference.tensors import SEMANTIC, Tensor, adopt, constant, shared, spec_of
 from nbxtensor.backend.reference.values import Pointer, Value
 
-_RETURNS_TENSORS = not hasattr(CodeGenerator, "decide_return_type")  # before Triton 3.9 a returned number became a tensor
+# Before Triton 3.9 a returned number became a tensor.
+_RETURNS_TENSORS = not hasattr(CodeGenerator, "decide_return_type")
 _LIBRARY_STUBS, _LIBRARY = "triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice"
 _lock = threading.RLock()
 
@@ -270,11 +271,15 @@ def static_assert(condition: Any, message: Any = "") -> None:
 
 def minimum(*values: Any) -> Any:
     """``min`` of scalars."""
-    return functools.reduce(translate(tl.minimum), values) if _dynamic(values) else builtins.min(*map(constexpr, values))
+    if _dynamic(values):
+        return functools.reduce(translate(tl.minimum), values)
+    return builtins.min(*map(constexpr, values))
 
 
 def maximum(*values: Any) -> Any:
-    return functools.reduce(translate(tl.maximum), values) if _dynamic(values) else builtins.max(*map(constexpr, values))
+    if _dynamic(values):
+        return functools.reduce(translate(tl.maximum), values)
+    return builtins.max(*map(constexpr, values))
 
 
 def _dynamic(values: tuple[Any, ...]) -> bool:

@@ -223,7 +223,8 @@ class Accessor:
         if block is None:
             return AccessError(address, origin, f"{what}: no memory is allocated there")
         if address + size > block.end:
-            return AccessError(address, origin, f"{what}: the nearest memory below is [{block.start:#x}, {block.end:#x})")
+            below = f"[{block.start:#x}, {block.end:#x})"
+            return AccessError(address, origin, f"{what}: the nearest memory below is {below}")
         return AccessError(address, origin, f"{what}: [{block.start:#x}, {block.end:#x}) is registered read-only")
 
 

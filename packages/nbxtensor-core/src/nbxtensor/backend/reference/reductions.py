@@ -95,7 +95,8 @@ def map_elementwise(scalar_fn: Any, *args: Tensor, pack: Any = 1) -> Any:
         for k in range(len(collected)):
             collected[k].extend(f.handle.data for f in found[k * pack : (k + 1) * pack])
     tensors = tuple(
-        Tensor(Value(np.array(c, s.numpy).reshape(dims), dims), spec_of(s.dtype, dims)) for c, s in zip(collected, specs)
+        Tensor(Value(np.array(data, s.numpy).reshape(dims), dims), spec_of(s.dtype, dims))
+        for data, s in zip(collected, specs)
     )
     return tensors[0] if len(tensors) == 1 else tensors
 

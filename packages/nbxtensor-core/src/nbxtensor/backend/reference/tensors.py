@@ -205,7 +205,8 @@ def _operator(name: str, operation: Callable[[Any, Any], Any], kinds: frozenset[
 
 def _moved(name: str, slow: Any) -> Any:
     """``+`` and ``-``, where a pointer may be moved by an offset of the same or no rank."""
-    numbers = _operator(name, {"__add__": operator.add, "__radd__": operator.add, "__sub__": operator.sub}[name], _NUMBERS)
+    operation = operator.sub if name == "__sub__" else operator.add
+    numbers = _operator(name, operation, _NUMBERS)
     sign = -1 if name == "__sub__" else 1
 
     def apply(self: Tensor, other: Any) -> Any:
@@ -280,7 +281,9 @@ def _bind(cls: type[Tensor]) -> None:
     cls.__getitem__ = _getitem  # type: ignore[method-assign]
     for cls_, base in ((cls, tl.tensor), (Descriptor, tl.core.tensor_descriptor_base)):
         for name, member in vars(base).items():
-            if name not in vars(cls_) and isinstance(member, FunctionType) and "_semantic" in signature(member).parameters:
+            if name in vars(cls_) or not isinstance(member, FunctionType):
+                continue
+            if "_semantic" in signature(member).parameters:
                 setattr(cls_, name, _method(member))
 
 

@@ -91,7 +91,7 @@ def step(
 
 
 def progression_step(facts: Facts, out: tuple[Ref, Spec], start: Ref, step: Ref, compute: DType) -> Step:
-    """The launch of ``out[i] = start + i * step`` for a contiguous ``out``; the two numbers have the dtype ``compute``."""
+    """The launch of ``out[i] = start + i * step`` for a contiguous ``out``; the numbers have the dtype ``compute``."""
     n = out[1].numel
     block = min(facts["elementwise.block"], 1 << max(n - 1, 0).bit_length())
     arguments = {

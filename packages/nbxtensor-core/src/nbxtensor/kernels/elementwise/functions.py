@@ -73,7 +73,7 @@ def _floor_and_rest(x, y):
 @triton.jit
 def floor_divide(x, y):
     if x.dtype.is_floating():
-        floor, rest = _floor_and_rest(x, y)
+        floor, _rest = _floor_and_rest(x, y)
         floor = tl.where(tl.abs(x) == float("inf"), float("nan"), floor)  # no integer, as Python has it
         return tl.where(y == 0, div(x, y), floor)
     else:
@@ -87,7 +87,7 @@ def floor_divide(x, y):
 @triton.jit
 def remainder(x, y):
     if x.dtype.is_floating():
-        floor, rest = _floor_and_rest(x, y)
+        _floor, rest = _floor_and_rest(x, y)
         return rest
     else:
         rest = tl.where(y == 0, 0, x - _quotient(x, y) * y)

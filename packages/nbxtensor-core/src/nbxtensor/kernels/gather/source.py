@@ -10,7 +10,8 @@ from nbxtensor.kernels.offsets import offsets
 
 @triton.jit
 def pick_rows(out, table, index, status, rows, columns, limit, row_step, column_step, index_shape, index_strides,
-              DIMS: tl.constexpr, FAULT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+              DIMS: tl.constexpr, FAULT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+              WIDE: tl.constexpr):  # fmt: skip
     """out[i, :] = table[index[i], :]. An index outside of [0, limit) is written to ``status`` with ``FAULT``, its row
     is not."""
     block = tl.program_id(0)

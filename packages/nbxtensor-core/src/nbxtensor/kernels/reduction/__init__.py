@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 _SOURCE = "nbxtensor.kernels.reduction.source"
 _LAYOUT = {
-    "rows": "int", "columns": "int", "piece": "int", "outer_shape": "ints", "outer_strides": "ints", "inner_shape": "ints",
-    "inner_strides": "ints", "OUTER": "const", "INNER": "const",
+    "rows": "int", "columns": "int", "piece": "int", "outer_shape": "ints", "outer_strides": "ints",
+    "inner_shape": "ints", "inner_strides": "ints", "OUTER": "const", "INNER": "const",
 }  # fmt: skip
 _TILE = {"ROWS": "const", "COLUMNS": "const", "SPLITS": "const", "WIDE": "const"}
 REDUCE = Kernel(
     _SOURCE,
     "reduce",
-    {"out": "ptr", "x": "ptr", **_LAYOUT, "COMBINE": "const", "IDENTITY": "const", "TEST": "const", "ACCUMULATE": "const",
-     "DIVISOR": "const", **_TILE},
+    {"out": "ptr", "x": "ptr", **_LAYOUT, "COMBINE": "const", "IDENTITY": "const", "TEST": "const",
+     "ACCUMULATE": "const", "DIVISOR": "const", **_TILE},
 )  # fmt: skip
 POSITION = Kernel(
     _SOURCE,

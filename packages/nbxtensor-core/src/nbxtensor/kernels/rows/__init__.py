@@ -19,7 +19,8 @@ SOFTMAX = Kernel(
     _SOURCE,
     "softmax",
     {"out": "ptr", "x": "ptr", "rows": "int", "columns": "int", "outer_shape": "ints", "outer_out": "ints",
-     "outer_x": "ints", "step_out": "int", "step_x": "int", "OUTER": "const", "COMPUTE": "const", "LOG": "const", **_TILE},
+     "outer_x": "ints", "step_out": "int", "step_x": "int", "OUTER": "const", "COMPUTE": "const", "LOG": "const",
+     **_TILE},
 )  # fmt: skip
 NORM = Kernel(
     _SOURCE,
@@ -67,8 +68,16 @@ def softmax_step(
 
 
 def norm_step(
-    facts: Facts, out: Ref, x: tuple[Ref, Spec], weight: Ref | None, bias: Ref | None, eps: Ref, last: int, compute: DType, center: bool
-) -> Step:  # fmt: skip
+    facts: Facts,
+    out: Ref,
+    x: tuple[Ref, Spec],
+    weight: Ref | None,
+    bias: Ref | None,
+    eps: Ref,
+    last: int,
+    compute: DType,
+    center: bool,
+) -> Step:
     """The launch of a layer norm (``center``) or RMS norm over the last ``last`` dimensions, which must walk memory
     with one stride."""
     s = x[1]
