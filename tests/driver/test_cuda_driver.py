@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbxtensor.backend.contract import Artifact, Context, GraphContext, Parameter
+from nbxtensor.backend.contract import Artifact, Context, GraphContext, Parameter, TensorDescriptor, Variant
 from nbxtensor.backend.cuda import CudaContext, cubin, ffi, library
+from nbxtensor.backend.kernel_source import Kernel
 from nbxtensor.conformance import variants
 from nbxtensor.conformance.variants import LoadedKernel, Memory, variant
 from nbxtensor.errors import ArgumentError, CompileError, DeviceError, DriverError, LaunchRefused, OutOfMemory
@@ -286,7 +287,7 @@ def test_a_damaged_cubin_is_refused_and_never_reaches_the_driver(context: CudaCo
 def test_a_parameter_of_another_size_is_refused(context: CudaContext) -> None:
     artifact = context.compile(STORE)
     to, value = artifact.parameters
-    with pytest.raises(LaunchRefused, match="value is i64, 8 bytes; the binary's parameter has 4"):
+    with pytest.raises(LaunchRefused, match="value has 8 bytes by its type, the binary's parameter 4"):
         context.load(artifact._replace(parameters=(to, value._replace(type="i64"))))
     with pytest.raises(LaunchRefused, match="type bf16 cannot be passed by value"):
         context.load(artifact._replace(parameters=(to, Parameter("value", "bf16", True))))
@@ -413,8 +414,15 @@ def test_a_launch_that_the_driver_refuses_names_what_was_asked(
     asked = r"registers.*grid \(1, 1, 1\), 128 threads of 40 registers, 0 bytes shared"
     with pytest.raises(LaunchRefused, match=asked):
         kernel(ONE, to, 1)
-    standin.fail("cuLaunchKernel", 1, ffi.CUDA_ERROR_INVALID_CONTEXT)
-    with pytest.raises(DriverError, match=r"another library made a context.*kernel store_value"):
+    memory.release()
+
+
+def test_a_context_that_another_library_displaced_is_told_and_restored(
+    context: CudaContext, memory: Memory, standin: Standin
+) -> None:
+    kernel, to = LoadedKernel(context, STORE), memory.filled(4, 0)
+    assert standin.library.cuCtxSetCurrent(None) == 0
+    with pytest.raises(DriverError, match=r"kernel store_value\): this thread's current context is another library's"):
         kernel(ONE, to, 1)
     kernel(ONE, to, 8)
     assert to.read(np.int32)[0] == 8
@@ -470,6 +478,91 @@ context.close()
         "cuStreamSynchronize 700 CUDA_ERROR_ILLEGAL_ADDRESS True True",
         "cuMemAllocAsync 700 CUDA_ERROR_ILLEGAL_ADDRESS True True",
     ]
+
+
+# Tensor descriptors made on the host
+
+
+def move_tile(element: str) -> Variant:
+    type = f"tensordesc<{element}[16, 32]>"
+    declared = Kernel("standins.cuda.kernels", "move_tile", {"to": "ptr", "source": "ptr", "value": "fp32"})
+    return variant(declared, {"to": type, "source": type, "value": "fp32"})
+
+
+def read(type: Any, address: int) -> Any:
+    return type.from_address(address).value
+
+
+@pytest.mark.parametrize(("element", "host_type"), [("fp16", 6), ("fp32", 7), ("bf16", 9)])
+def test_descriptors_become_tensor_maps(context: CudaContext, standin: Standin, element: str, host_type: int) -> None:
+    """The stand-in's tensor map states what it was made from: address, type, rank, swizzle, sizes, strides, box."""
+    artifact = context.compile(move_tile(element))
+    size, seen = 4 if element == "fp32" else 2, []
+
+    def run(parameters: list[int]) -> None:
+        assert len(parameters) == 2 * 5 + 3
+        for first in (0, 5):
+            words = [read(ctypes.c_uint64, parameters[first] + 8 * i) for i in range(16)]
+            rest = [ctypes.c_int32, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64]
+            seen.append((words, [read(t, p) for t, p in zip(rest, parameters[first + 1 : first + 5], strict=True)]))
+        assert read(ctypes.c_float, parameters[10]) == 2.5
+
+    standin.teach(artifact, run)
+    kernel = context.load(artifact)
+    address = context.allocate(1 << 16)
+    to = TensorDescriptor(address, (100, 64), (128, 1))
+    source = TensorDescriptor(address + 512, (60, 40), (48, 1), nan=True)
+    for _ in range(2):
+        context.launch(kernel, ONE, (to, source, 2.5), None, ())
+    context.synchronize()
+    assert standin.calls("cuTensorMapEncodeTiled") and len(seen) == 4 and seen[:2] == seen[2:]
+    meta = artifact.metadata["tensordesc_meta"]
+    for (words, rest), value, described in zip(seen[:2], (to, source), meta, strict=True):
+        kind = host_type | 2 << 8 | described["swizzle"] << 16 | value.nan << 24
+        assert words[:2] == [value.address, kind]
+        assert words[2:4] == [value.shape[1], value.shape[0]]
+        assert words[7] == value.strides[0] * size
+        assert words[11] == 32 | 16 << 32
+        assert rest == [*value.shape, *value.strides]
+
+
+def test_before_sm_90_a_descriptor_is_taken_apart(
+    context: CudaContext, standin: Standin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_ARCH", "80")
+    older = driver.open(0)
+    artifact, seen = older.compile(move_tile("fp16")), []
+    flags = 2 if artifact.metadata["triton_version"] >= "3.8" else 1
+    byte, word, long = ctypes.c_uint8, ctypes.c_int32, ctypes.c_int64
+    words = [ctypes.c_uint64, *[long] * 4, *[byte] * flags, *[word] * 2, *[long] * 2]
+
+    def run(parameters: list[int]) -> None:
+        seen.append([read(type, parameter) for type, parameter in zip(words, parameters[: len(words)], strict=True)])
+
+    standin.teach(artifact, run)
+    descriptor = TensorDescriptor(older.allocate(4096), (16, 32), (64, 1), nan=True)
+    older.launch(older.load(artifact), ONE, (descriptor, descriptor, 1.0), None, ())
+    older.synchronize()
+    assert seen == [[descriptor.address, 16, 32, 64, 1, 1, *[0] * (flags - 1), 16, 32, 64, 1]]
+    older.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (4096, "must be a TensorDescriptor"),
+        ([1], "must be a TensorDescriptor"),
+        (TensorDescriptor(4096, (16,), (1,)), "of 2 dimensions"),
+        (TensorDescriptor(4096, (16, 32), (1, 16)), "the last must be 1"),
+        (TensorDescriptor(4098, (16, 32), (32, 1)), "multiples of 16"),
+        (TensorDescriptor(4096, (16, 32), (33, 1)), "multiples of 16"),
+        (TensorDescriptor(4096, (0, 32), (32, 1)), "no size 0"),
+    ],
+)
+def test_a_tensor_that_no_map_describes_is_refused(context: CudaContext, wrong: Any, text: str) -> None:
+    kernel = context.load(context.compile(move_tile("fp16")))
+    with pytest.raises(LaunchRefused, match=text):
+        context.launch(kernel, ONE, (TensorDescriptor(4096, (16, 32), (32, 1)), wrong, 1.0), None, ())
 
 
 # Scratch memory and graphs
@@ -655,7 +748,6 @@ def test_the_scenario_reaches_every_function_that_a_context_uses(standin: Standi
         "cuInit", "cuDriverGetVersion", "cuCtxGetCurrent", "cuDeviceGetUuid", "cuMemAlloc_v2", "cuMemFree_v2",
         "cuGetErrorName", "cuGetErrorString", "cuTensorMapEncodeTiled", "cuMemcpyPeerAsync", "cuCtxEnablePeerAccess",
         "cuDeviceCanAccessPeer", "cuDeviceGetDefaultMemPool", "cuMemPoolSetAccess",
-        "cuOccupancyMaxActiveBlocksPerMultiprocessor",
     }  # fmt: skip
 
 

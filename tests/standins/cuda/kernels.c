@@ -55,19 +55,12 @@ CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute,
         REFUSE(value < 0 || value > MAX_SHARED, CUDA_ERROR_INVALID_VALUE);
         function->max_shared = (unsigned)value;
         break;
+    case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: REFUSE(value < -1 || value > 100, CUDA_ERROR_INVALID_VALUE); break;
     case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED: function->large_cluster = value; break;
     default: return leave(CUDA_ERROR_INVALID_VALUE);
     }
     return leave(CUDA_SUCCESS);
 }
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, CUfunction function, int threads, size_t shared) {
-    ENTER(CONTEXT);
-    (void)function;
-    int by_threads = 2048 / threads, by_shared = shared ? (int)(MAX_SHARED / shared) : by_threads;
-    *out = by_threads < by_shared ? by_threads : by_shared;
-    return leave(CUDA_SUCCESS);
-}
-
 static CUresult launch(CUfunction f, const standin_launch *asked, CUstream stream, void **parameters) {
     if (!has(MODULES, f->module) || f->module->context != current) return CUDA_ERROR_INVALID_HANDLE;
     const unsigned *grid = asked->grid, *block = asked->block, cluster = asked->cluster[0];

@@ -60,6 +60,17 @@ class Parameter(NamedTuple):
     kept: bool
 
 
+class TensorDescriptor(NamedTuple):
+    """The launch value of a parameter of type "tensordesc<fp16[64, 32]>": a tensor that the kernel moves by tiles of that
+    shape. ``shape`` and ``strides`` count elements; the last stride is 1. What lies outside reads as zero, or as NaN with
+    ``nan``. A driver takes it where its compiler does."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    nan: bool = False
+
+
 class KernelSource(Protocol):
     """A kernel as it is declared, before Triton is imported. See `nbxtensor.backend.kernel_source.Kernel`."""
 

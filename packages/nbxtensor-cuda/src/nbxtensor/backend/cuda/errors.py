@@ -30,7 +30,6 @@ STICKY = {
 }
 
 ADVICE = {
-    ffi.CUDA_ERROR_INVALID_CONTEXT: "another library made a context of its own current on this thread",
     ffi.CUDA_ERROR_INVALID_HANDLE: "a stream, event or kernel was destroyed or belongs to another device",
     ffi.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: "a stream that is being captured cannot be waited for",
     ffi.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED: "the capture was broken off by an earlier refused call",

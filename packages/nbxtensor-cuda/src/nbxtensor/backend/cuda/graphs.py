@@ -9,7 +9,6 @@ from nbxtensor.backend.cuda import ffi
 from nbxtensor.backend.cuda.launch import KernelVerbs, Scratch
 from nbxtensor.errors import DeviceError
 
-
 # Failures of cuStreamEndCapture after which the stream is no longer captured.
 _OVER = (ffi.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, ffi.CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
 

@@ -1,4 +1,4 @@
-"""Kernels: loading a cubin, checking it against its artifact, and the launch function generated for it."""
+"""Kernels: loading a cubin, raising its limits, and the launch function generated for it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,14 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from nbxtensor.backend.contract import ALIGNMENT, Artifact, Bound, Parameter
-from nbxtensor.backend.cuda import cubin, errors, ffi
+from nbxtensor.backend.contract import ALIGNMENT, Artifact, Bound
+from nbxtensor.backend.cuda import arguments, errors, ffi
+from nbxtensor.backend.cuda.arguments import Layout
 from nbxtensor.backend.cuda.memory import MemoryVerbs
-from nbxtensor.backend.cuda.session import SLOTS
-from nbxtensor.errors import DeviceError, DriverError, LaunchRefused, NBXError
+from nbxtensor.errors import DeviceError, DriverError, LaunchRefused
 
 _UNASKED_SHARED = 48 << 10  # bytes of dynamic shared memory that a kernel may have without opting in
 _PORTABLE_CLUSTER = 8  # blocks
-
-#: struct's code and the size of a parameter by Triton's type; pointers are addresses.
-_FORMATS = {
-    "i1": ("B", 1), "u1": ("B", 1), "i8": ("b", 1), "u8": ("B", 1), "i16": ("h", 2), "u16": ("H", 2), "fp16": ("e", 2),
-    "i32": ("i", 4), "u32": ("I", 4), "fp32": ("f", 4), "i64": ("q", 8), "u64": ("Q", 8), "fp64": ("d", 8),
-}  # fmt: skip
 
 # Why a launch fails by what was asked of it, and not by what the kernel does.
 _REFUSALS = {
@@ -27,6 +21,8 @@ _REFUSALS = {
     ffi.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: "a block needs more registers than the GPU has",
     ffi.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE: "a cooperative grid must fit on the GPU all at once",
 }
+
+_OF_CONTEXTS = (ffi.CUDA_ERROR_INVALID_CONTEXT, ffi.CUDA_ERROR_INVALID_HANDLE)
 
 
 class Shape(NamedTuple):
@@ -47,10 +43,10 @@ class Shape(NamedTuple):
 class LoadedKernel:
     """A kernel on the device. ``start(grid, values, stream)`` launches it; ``registers`` are those of a thread."""
 
-    __slots__ = ("name", "module", "function", "parameters", "shape", "registers", "start", "__weakref__")
+    __slots__ = ("name", "module", "function", "layout", "shape", "registers", "start", "__weakref__")
 
-    def __init__(self, name: str, module: int, function: int, parameters: tuple[Parameter, ...], shape: Shape):
-        self.name, self.module, self.function, self.parameters, self.shape = name, module, function, parameters, shape
+    def __init__(self, name: str, module: int, function: int, layout: Layout, shape: Shape):
+        self.name, self.module, self.function, self.layout, self.shape = name, module, function, layout, shape
         self.registers = 0
         self.start: Callable[[tuple[int, int, int], tuple[int | float, ...], int | None], None] = self._not_ready
 
@@ -101,7 +97,7 @@ class KernelVerbs(MemoryVerbs):
         if artifact.kind != "cubin" or not isinstance(artifact.payload, bytes):
             raise LaunchRefused(name, f"CUDA loads a cubin, not an artifact of kind {artifact.kind!r}")
         shape = self._shape(artifact)
-        _check_parameters(artifact)
+        layout = arguments.layout(self._cuda, artifact)
         image = self._ffi.from_buffer(artifact.payload)
         out = self._ffi.new("CUmodule *")
         code = self._raw.cuModuleLoadData(out, image)
@@ -110,7 +106,7 @@ class KernelVerbs(MemoryVerbs):
         module = int(out[0])
         try:
             function = self._cuda.integer(self._cuda.cuModuleGetFunction, module, name.encode(), type="CUfunction")
-            kernel = LoadedKernel(name, module, function, artifact.parameters, shape)
+            kernel = LoadedKernel(name, module, function, layout, shape)
             self._opt_in(kernel)
         except BaseException:
             self._raw.cuModuleUnload(module)
@@ -181,6 +177,8 @@ class KernelVerbs(MemoryVerbs):
         if shape.shared > _UNASKED_SHARED:
             asked = ffi.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._cuda.cuFuncSetAttribute(kernel.function, asked, shape.shared)
+            # Of the memory that shared memory and the first-level cache divide, as much as goes: more blocks fit.
+            self._cuda.cuFuncSetAttribute(kernel.function, ffi.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)
         if shape.cluster > _PORTABLE_CLUSTER:
             asked = ffi.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             self._cuda.cuFuncSetAttribute(kernel.function, asked, 1)
@@ -190,13 +188,11 @@ class KernelVerbs(MemoryVerbs):
 
         The driver has copied the arguments when its call returns, so the arena is free for the next launch.
         """
-        shape, kept = kernel.shape, [p.kept for p in kernel.parameters]
+        shape, layout = kernel.shape, kernel.layout
         x, y, z = (limit // n for limit, n in zip(self._max_grid, (shape.cluster, 1, 1), strict=True))
-        names = [f"v{i}" for i in range(len(kept))]
-        packed = ", ".join(name for name, keep in zip(names, kept, strict=True) if keep)
         scratch = f", scratch(x * y * z * {shape.scratch * shape.cluster}, stream)" if shape.scratch else ""
         # Padding is written as zeros: the two scratch pointers, where there is no scratch memory.
-        layout = "".join(_slot(p) for p in kernel.parameters if p.kept) + ("Q8x" if shape.scratch else "16x")
+        packer = struct.Struct(f"={layout.format}{'Q8x' if shape.scratch else '16x'}")
         call = (
             "extended(x, y, z, stream, parameters)"
             if shape.extended
@@ -210,27 +206,31 @@ def start(grid, values, stream):
     try: buffer, parameters = threads.arena
     except AttributeError: buffer, parameters = attach()
     {"set_current(context)" if self._several else ""}
+    {"" if layout.plain else "parameters = pointers(slots)"}
     try:
-        {f"{', '.join(names)}, = values" if names else "() = values"}
-        pack(buffer, 0, {packed}{scratch})
+        {layout.names} = values
+        pack(buffer, 0, {layout.packed}{scratch})
     except ERRORS as error: refuse_values(values, error)
     code = {call}
     if code: failed(code, grid)
 """
         scope: dict[str, Any] = {
+            **layout.scope,
             "own_stream": self.stream,
             "threads": self._threads,
             "attach": self._attach,
             "set_current": self._cuda.cuCtxSetCurrent,
             "context": self._context,
-            "pack": struct.Struct("=" + layout).pack_into,
+            "pointers": self._pointers,
+            "slots": layout.slots,
+            "pack": packer.pack_into,
             "scratch": self._scratch_for,
             "launch": self._raw.cuLaunchKernel,
             "extended": self._extended_launch(kernel) if shape.extended else None,
             "NULL": self._ffi.NULL,
             "ERRORS": (struct.error, OverflowError, TypeError, ValueError),
             "refuse_grid": lambda grid: self._refuse_grid(kernel, (x, y, z), grid),
-            "refuse_values": lambda values, error: _refuse_values(kernel, values, error),
+            "refuse_values": layout.refuse,
             "failed": lambda code, grid: self._launch_failed(kernel, code, grid),
         }
         exec(compile(source, f"<launch of {kernel.name}>", "exec"), scope)
@@ -293,50 +293,8 @@ def start(grid, values, stream):
             raise LaunchRefused(kernel.name, f"{_REFUSALS[code]} ({self._cuda.name(code)}): {asked}")
         call = "cuLaunchKernelEx" if kernel.shape.extended else "cuLaunchKernel"
         failure = self._cuda.failure(call, code)
-        raise DriverError(call, code, failure.name, f"{failure.text} (kernel {kernel.name})")
-
-
-def _slot(parameter: Parameter) -> str:
-    """struct's format of a parameter in a slot of 8 bytes."""
-    code, size = ("Q", 8) if parameter.type.startswith("*") else _FORMATS[parameter.type]
-    return code + (f"{8 - size}x" if size < 8 else "")
-
-
-def _check_parameters(artifact: Artifact) -> None:
-    """Refuses an artifact whose kept parameters, with the two scratch pointers of Triton, are not the binary's."""
-    name = artifact.entry
-    try:
-        binary = cubin.parameters(artifact.payload, name)
-    except ValueError as error:
-        raise LaunchRefused(name, str(error)) from error
-    kept = [p for p in artifact.parameters if p.kept]
-    unknown = sorted({p.type for p in kept if not p.type.startswith("*")} - _FORMATS.keys())
-    if unknown:
-        raise LaunchRefused(name, f"parameters of type {', '.join(unknown)} cannot be passed by value")
-    if len(binary) != len(kept) + 2:
-        why = f"the binary has {len(binary)} parameters; the artifact keeps {len(kept)}, and 2 are for scratch memory"
-        raise LaunchRefused(name, why)
-    if len(binary) > SLOTS:
-        raise LaunchRefused(name, f"it has {len(binary)} parameters, at most {SLOTS} can be passed")
-    for parameter, found in zip(kept, binary[:-2], strict=True):
-        size = 8 if parameter.type.startswith("*") else _FORMATS[parameter.type][1]
-        if size != found.size:
-            why = f"{parameter.name} is {parameter.type}, {size} bytes; the binary's parameter has {found.size}"
-            raise LaunchRefused(name, why)
-
-
-def _refuse_values(kernel: LoadedKernel, values: tuple[int | float, ...], error: Exception) -> NoReturn:
-    """Names the value for which packing failed. An error of another kind passes."""
-    if isinstance(error, NBXError):
-        raise error
-    if len(values) != len(kernel.parameters):
-        why = f"{len(values)} values for {len(kernel.parameters)} parameters"
-        raise LaunchRefused(kernel.name, why) from error
-    for parameter, value in zip(kernel.parameters, values, strict=True):
-        if parameter.kept:
-            try:
-                struct.pack("=" + _slot(parameter), value)
-            except (struct.error, OverflowError, TypeError, ValueError) as refusal:
-                why = f"{parameter.name}={value!r} is not a value of type {parameter.type}: {refusal}"
-                raise LaunchRefused(kernel.name, why) from refusal
-    raise error
+        text = f"{failure.text} (kernel {kernel.name})"
+        if code in _OF_CONTEXTS and self._cuda.integer(self._cuda.cuCtxGetCurrent, type="CUcontext") != self._context:
+            del self._threads.arena
+            text += ": this thread's current context is another library's; the next call changes that"
+        raise DriverError(call, code, failure.name, text)

@@ -68,7 +68,16 @@ class Session:
         addresses = self._ffi.new(f"void *[{SLOTS}]", [memory + i for i in range(SLOTS)])
         arena: tuple[Any, Any] = (self._ffi.buffer(memory), addresses)
         self._threads.arena = arena
+        self._threads.memory, self._threads.pointers = memory, {}
         return arena
+
+    def _pointers(self, slots: tuple[int, ...]) -> Any:
+        """The C array of the addresses of these slots in this thread's arena."""
+        found = self._threads.pointers.get(slots)
+        if found is None:
+            memory = self._threads.memory
+            found = self._threads.pointers[slots] = self._ffi.new("void *[]", [memory + slot for slot in slots])
+        return found
 
     def _handle(self, stream: int | None) -> int:
         return self.stream if stream is None else stream
