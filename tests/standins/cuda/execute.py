@@ -74,8 +74,9 @@ class Standin:
         self.library.standin_run_with(self._runner)
 
     def know(self, variant: Variant, artifact: Artifact) -> None:
-        """From here on the binary of the artifact stands for the variant."""
-        self._variants[self.library.standin_hash(artifact.payload)] = variant
+        """From here on the binary of the artifact stands for the variant. Variants that compile to the same binary do the
+        same to the same bytes, as with signed and unsigned values: the first serves all."""
+        self._variants.setdefault(self.library.standin_hash(artifact.payload), variant)
 
     def teach(self, artifact: Artifact, run: Callable[[list[int]], None]) -> None:
         """From here on the binary of the artifact stands for a function of the addresses of its arguments."""
@@ -115,10 +116,8 @@ class Standin:
             self.runs += 1
         except Exception as error:  # an exception cannot pass through C
             self.faults.append(error)
-            if isinstance(error, DeviceError):
-                return ILLEGAL_ADDRESS
             traceback.print_exc()
-            return LAUNCH_FAILED
+            return ILLEGAL_ADDRESS if isinstance(error, DeviceError) else LAUNCH_FAILED
         return 0
 
     def _register(self) -> None:
