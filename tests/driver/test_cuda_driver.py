@@ -473,7 +473,7 @@ for call in (context.synchronize, lambda: context.allocate(4)):
     except DriverError as e: print(e.call, e.code, e.name, "compute-sanitizer" in e.text, "lost" in e.text)
 context.close()
 """
-    lines = run(code).splitlines()
+    lines = run(code, silent=False).splitlines()
     assert lines == [
         "cuStreamSynchronize 700 CUDA_ERROR_ILLEGAL_ADDRESS True True",
         "cuMemAllocAsync 700 CUDA_ERROR_ILLEGAL_ADDRESS True True",

@@ -74,8 +74,8 @@ class Standin:
         self.library.standin_run_with(self._runner)
 
     def know(self, variant: Variant, artifact: Artifact) -> None:
-        """From here on the binary of the artifact stands for the variant. Variants that compile to one binary do the same
-        to the same bytes, as with signed and unsigned values: the first serves all."""
+        """From here on the binary of the artifact stands for the variant. Variants that compile to one binary do alike
+        with the same bytes, as with signed and unsigned values: the first serves all."""
         self._variants.setdefault(self.library.standin_hash(artifact.payload), variant)
 
     def teach(self, artifact: Artifact, run: Callable[[list[int]], None]) -> None:
