@@ -15,6 +15,7 @@ import numpy as np
 
 from nbxtensor.backend import launcher, runtime
 from nbxtensor.errors import ArgumentError, DeviceError, DTypeError
+from nbxtensor.kernels.plan import Plan
 from nbxtensor.tensor import NBXTensor, Spec
 
 #: Roles of a parameter. "tensor"; "tensor?" (or None); "operand" (a tensor or a Python number); "value" (a number given
@@ -54,7 +55,7 @@ class Dispatcher:
         self,
         name: str,
         roles: tuple[tuple[str, str], ...],
-        plan: Callable[..., launcher.Plan],
+        plan: Callable[..., Plan],
         defaults: tuple[Any, ...] = (),
     ):
         unknown = [role for _, role in roles if role not in ROLES]
@@ -78,7 +79,8 @@ class Dispatcher:
     def _written(self, name: str, signature: tuple[tuple[str, str], ...], missed: str) -> Callable[..., Any]:
         code = _code(self.roles, signature)
         names = {"Tensor": NBXTensor, "get": self._miss.routines.get, "miss": getattr(self._miss, missed)}
-        function = FunctionType(code.replace(co_name=name), names, name, self.defaults)
+        spelled: dict[str, Any] = {field: name for field in ("co_name", "co_qualname") if hasattr(code, field)}
+        function = FunctionType(code.replace(**spelled), names, name, self.defaults)
         function.__annotations__ = {p: _ANNOTATIONS[role] for p, role in signature} | {"return": NBXTensor}
         return function
 
@@ -120,7 +122,7 @@ def _code(roles: tuple[tuple[str, str], ...], signature: tuple[tuple[str, str], 
 class _Miss:
     """What happens at the first call with a key."""
 
-    def __init__(self, name: str, roles: tuple[tuple[str, str], ...], plan: Callable[..., launcher.Plan]):
+    def __init__(self, name: str, roles: tuple[tuple[str, str], ...], plan: Callable[..., Plan]):
         self.name, self.plan = name, plan
         self.passed = [(p, role) for p, role in roles if role != "param"]
         self.params = [p for p, role in roles if role == "param"]
