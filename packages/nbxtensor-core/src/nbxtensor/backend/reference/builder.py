@@ -241,7 +241,11 @@ class Builder:
         return Value(function(*(a.data for a in arguments)).astype(result.dtype), result.shape)
 
     # conversions
-    create_si_to_fp = create_fp_ext = create_fp_trunc = create_fp_to_si = create_fp_to_ui = _cast
+    create_si_to_fp = create_fp_ext = create_fp_trunc = create_fp_to_si = _cast
+
+    def create_fp_to_ui(self, source: Value, to: IRType) -> Value:
+        unsigned = np.dtype(f"u{to.dtype.itemsize}")  # the upper half of its range is beyond the signed type's
+        return Value(convert(source.data, unsigned).view(to.dtype), source.shape)
 
     def create_ui_to_fp(self, source: Value, to: IRType) -> Value:
         return Value(convert(_unsigned(source.data), to.dtype), source.shape)
