@@ -192,16 +192,20 @@ def _bytes(x: NBXTensor) -> tuple[int, int]:
     return x.ptr + x.spec.lowest * x.itemsize, x.ptr + (x.spec.highest + 1) * x.itemsize
 
 
+def _check_tensors(where: str, given: Sequence[Any]) -> None:
+    if not given:
+        raise ArgumentError(where, "tensors", given, "must name at least one tensor")
+    for i, x in enumerate(given):
+        if not isinstance(x, NBXTensor):
+            raise DTypeError(where, f"tensors[{i}]", type(x).__name__, "must be a tensor")
+        if x.device is not given[0].device:
+            raise ArgumentError(where, f"tensors[{i}]", f"tensor on {x.device}", f"must be on {given[0].device}")
+
+
 def cat(tensors: Sequence[NBXTensor], dim: int = 0) -> NBXTensor:
     """Tensors joined along ``dim``. Their other sizes are equal; dtypes promote; tensors of shape (0,) are left out."""
     given = list(tensors)
-    if not given:
-        raise ArgumentError("cat", "tensors", tensors, "must name at least one tensor")
-    for i, x in enumerate(given):
-        if not isinstance(x, NBXTensor):
-            raise DTypeError("cat", f"tensors[{i}]", type(x).__name__, "must be a tensor")
-        if x.device is not given[0].device:
-            raise ArgumentError("cat", f"tensors[{i}]", f"tensor on {x.device}", f"must be on {given[0].device}")
+    _check_tensors("cat", given)
     parts = [x for x in given if x.shape != (0,)] or given[:1]
     first = parts[0].shape
     axis = _shape.normalize_axis(dim, len(first), where="cat", argument="dim")
@@ -223,6 +227,7 @@ def cat(tensors: Sequence[NBXTensor], dim: int = 0) -> NBXTensor:
 def stack(tensors: Sequence[NBXTensor], dim: int = 0) -> NBXTensor:
     """Tensors of one shape joined along a new dimension."""
     given = list(tensors)
+    _check_tensors("stack", given)
     for i, x in enumerate(given):
         if x.shape != given[0].shape:
             raise ShapeError("stack", f"tensors[{i}]", x.shape, f"must have the shape {given[0].shape} of the first")
