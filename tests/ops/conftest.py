@@ -36,8 +36,8 @@ def target(device: str) -> runtime.Device:
 
 @pytest.fixture
 def tensor(target: runtime.Device) -> Callable[..., NBXTensor]:
-    """``tensor(values, dtype)``: a tensor on the device under test. Without a dtype an array keeps its own, and Python's
-    floats become float32."""
+    """``tensor(values, dtype)``: a tensor on the device under test. Without a dtype an array keeps its own, and
+    Python's floats become float32."""
 
     def make(values: Any, dtype: DType | str | None = None) -> NBXTensor:
         array = np.array(values, None if dtype is None else DTYPES[dtype].numpy)
