@@ -12,6 +12,7 @@ from nbxtensor.kernels import attention as kernel
 from nbxtensor.kernels.plan import Plan, Ref
 from nbxtensor.ops.dispatch import Dispatcher
 from nbxtensor.ops.elementwise import accepted
+from nbxtensor.ops.linalg import WideOperands
 from nbxtensor.ops.oracles import attention as oracle
 from nbxtensor.ops.table import (
     BOOL,
@@ -46,11 +47,15 @@ def _plan(
     if enable_gqa:
         heads = key.shape[-3]
         refs = [(ref, _shared(s) if i in (2, 3) else _grouped(s, heads)) for i, (ref, s) in enumerate(refs)]
+    wide = WideOperands(query.dtype)
+    mask = wide.read(refs[4]) if attn_mask is not None else None
     if scale is None:
         scale = 1 / math.sqrt(e) if e else 1.0
-    mask = refs[4] if attn_mask is not None else None
-    step = kernel.step(query.device.facts, *refs[:4], mask, scale=float(scale), causal=bool(is_causal))
-    return Plan((out,), (step,))
+    elif not isinstance(scale, (int, float)):
+        raise DTypeError(_NAME, "scale", type(scale).__name__, "must be a Python number")
+    result, q, k, v = refs[:4]
+    step = kernel.step(query.device.facts, result, q, k, v, mask, scale=scale, causal=bool(is_causal))
+    return Plan((out,), (*wide.steps, step), tuple(wide.work))
 
 
 def _check(query: Spec, key: Spec, value: Spec, enable_gqa: bool) -> tuple[int, ...]:
@@ -217,6 +222,7 @@ def _errors() -> list[ErrorSample]:
         refused("not accepted", x, x, x, Input((3, 3), "int32"), error=DTypeError),
         refused("must be the float32 of query", x, Input((2, 3, 4), "float16"), x, error=DTypeError),
         refused("must be 0", x, x, x, error=ArgumentError, dropout_p=0.1),
+        refused("must be a Python number", x, x, x, error=DTypeError, scale="1"),
         ErrorSample((x, x, x, None), {}, DTypeError, "not accepted", "int32"),
     ]
 

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbxtensor import shape as _shape
-from nbxtensor.dtype import DType, float32, result_type
+from nbxtensor.dtype import DType, float32, float64, int64, result_type
 from nbxtensor.dtype import dtype as _dtype
 from nbxtensor.errors import ArgumentError, DTypeError, ScalarOverflow, ShapeError
+from nbxtensor.kernels import elementwise
 from nbxtensor.kernels import matmul as kernel
-from nbxtensor.kernels.plan import Plan, Ref
+from nbxtensor.kernels.plan import Plan, Ref, Step
 from nbxtensor.ops.dispatch import Dispatcher
 from nbxtensor.ops.elementwise import accepted
 from nbxtensor.ops.oracles import linalg as oracle
@@ -66,9 +67,32 @@ def _product(
     batch = _shape.broadcast_shapes(a.shape[:-2], b.shape[:-2], where=where)
     result = spec(a.device, dtype, shape)
     matrices = result.with_strides(full := (*batch, a.shape[-2], b.shape[-1]), _shape.contiguous_strides(full))
-    out, left, right = (Ref("out", 0), matrices), (Ref("in", first), a), (Ref("in", first + 1), b)
+    wide = WideOperands(compute)
+    left, right = wide.read((Ref("in", first), a)), wide.read((Ref("in", first + 1), b))
+    out = (Ref("out", 0), matrices)
     step = kernel.step(a.device.facts, out, left, right, compute, addend=addend, precision=precision, **epilogue)
-    return Plan((result,), (step,))
+    return Plan((result,), (*wide.steps, step), tuple(wide.work))
+
+
+class WideOperands:
+    """Operands of kernels that multiply as ``compute``. Those of less than 4 bytes are copied for float64 products, as
+    integers or floats of 8 bytes: Triton 3.6 and 3.8 cannot lay out a float64 product that has narrower sources."""
+
+    def __init__(self, compute: DType):
+        self.compute = compute
+        self.steps: list[Step] = []
+        self.work: list[Spec] = []
+
+    def read(self, operand: tuple[Ref, Spec]) -> tuple[Ref, Spec]:
+        """The operand, or its copy in the plan's workspace."""
+        _, given = operand
+        if self.compute is not float64 or given.dtype.itemsize >= 4:
+            return operand
+        wide = spec(given.device, float64 if given.dtype.kind == "float" else int64, given.shape)
+        copy = (Ref("work", len(self.work)), wide)
+        self.work.append(wide)
+        self.steps.append(elementwise.step(given.device.facts, "identity", copy, [operand], None))
+        return copy
 
 
 def _check_precision(where: str, precision: str, a: Spec) -> None:
@@ -227,7 +251,8 @@ def mm(a: NBXTensor, b: NBXTensor, precision: str = "ieee") -> NBXTensor:
 
     The result has the promoted dtype (float8: float32). float16, bfloat16 and float8 are summed in float32, integers
     wrap around. float32 is multiplied exactly ("ieee"); ``precision="tf32"`` rounds its factors to 11 significant bits
-    first, on devices that have such units. Raises `ShapeError`; `DTypeError` for bool and complex."""
+    first, on devices that have such units. Raises `ShapeError`; `DTypeError` for bool and complex.
+    """
     return _mm(a, b, precision)  # type: ignore[no-any-return]
 
 
@@ -267,7 +292,8 @@ def linear(
 
     ``activation`` is None, "relu", "gelu" (by erf), "gelu_tanh" or "silu", applied before the one rounding to the
     result's dtype: that of the product (see `mm`) promoted with the bias. Raises `ShapeError`, `DTypeError`,
-    `ArgumentError`."""
+    `ArgumentError`.
+    """
     return _linear(x, weight, bias, activation, precision)  # type: ignore[no-any-return]
 
 
@@ -282,7 +308,8 @@ def addmm(
     """``beta * input + alpha * (a @ b)`` with a [M, K], b [K, N] and an input that broadcasts to [M, N].
 
     With ``beta`` 0 the input is not read: its NaN do not pass. ``alpha`` and ``beta`` are integers where all operands
-    are. Dtypes and ``precision`` as in `mm`; the input takes part in promotion."""
+    are. Dtypes and ``precision`` as in `mm`; the input takes part in promotion.
+    """
     return _addmm(input, a, b, beta, alpha, precision)  # type: ignore[no-any-return]
 
 
@@ -338,27 +365,31 @@ def _register(
 
     register(
         Operator(
-            name, "matmul", function, operands, DTYPES, product_dtype, getattr(oracle, name), lambda: samples, lambda: errors,
-            _tolerance(), cost, methods,
+            name, "matmul", function, operands, DTYPES, product_dtype, getattr(oracle, name), lambda: samples,
+            lambda: errors, _tolerance(), cost, methods,
         )
     )  # fmt: skip
+
+
+def _inputs(*shapes: tuple[int, ...]) -> tuple[Input, ...]:
+    return tuple(map(Input, shapes))
+
+
+def _pairs(*shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> list[Sample]:
+    return [Sample(_inputs(*pair)) for pair in shapes]
 
 
 def _refused(shape_a: tuple[int, ...], shape_b: tuple[int, ...], *wrong: tuple[int, ...]) -> list[ErrorSample]:
     """Dtypes, precisions and arguments that every product of two operands refuses; ``wrong`` are shapes of the
     second."""
-    a, b = Input(shape_a), Input(shape_b)
+    both = _inputs(shape_a, shape_b)
     return [
-        ErrorSample((a, b), {}, DTypeError, "not accepted", "bool"),
-        ErrorSample((a, b), {}, DTypeError, "not accepted", "complex64"),
-        ErrorSample((a, b), {"precision": "tf16"}, ArgumentError, "must be one of ieee, tf32"),
-        ErrorSample((a, 2), {}, DTypeError, "must be a tensor"),
-        *(ErrorSample((a, Input(shape)), {}, ShapeError, "must|broadcast") for shape in wrong),
+        ErrorSample(both, {}, DTypeError, "not accepted", "bool"),
+        ErrorSample(both, {}, DTypeError, "not accepted", "complex64"),
+        ErrorSample(both, {"precision": "tf16"}, ArgumentError, "must be one of ieee, tf32"),
+        ErrorSample((both[0], 2), {}, DTypeError, "must be a tensor"),
+        *(ErrorSample(_inputs(shape_a, shape), {}, ShapeError, "must|broadcast") for shape in wrong),
     ]
-
-
-def _pairs(*shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> list[Sample]:
-    return [Sample((Input(a), Input(b))) for a, b in shapes]
 
 
 _register("mm", mm, ("a", "b"), _pairs(*_MATRICES), _refused((2, 3), (3, 2), (2, 3), (3,), (1, 3, 2)), {"mm": mm})
@@ -369,51 +400,71 @@ _register(
 )  # fmt: skip
 _register(
     "matmul", matmul, ("a", "b"),
-    _pairs(*_MATRICES[:3], ((5,), (5,)), ((5,), (5, 3)), ((3, 5), (5,)), ((2, 3, 5), (5,)), ((5,), (2, 5, 3)), ((0,), (0,)),
-           ((2, 3, 5), (5, 7)), ((4, 1, 3, 5), (2, 5, 7)), ((3, 5), (2, 4, 5, 1)), ((0, 3, 5), (5, 2)), ((2, 3, 0), (0, 2))),
-    _refused((2, 3), (3, 2), (2, 3), (), (2,)) + [ErrorSample((Input((2, 2, 3)), Input((3, 3, 2))), {}, ShapeError, "broadcast")],
-    {"matmul": matmul, "__matmul__": _operator.operator("__matmul__"), "__rmatmul__": _operator.reflected("__rmatmul__")},
+    _pairs(
+        *_MATRICES[:3],
+        ((5,), (5,)), ((5,), (5, 3)), ((3, 5), (5,)), ((2, 3, 5), (5,)), ((5,), (2, 5, 3)),
+        ((2, 3, 5), (5, 7)), ((4, 1, 3, 5), (2, 5, 7)), ((3, 5), (2, 4, 5, 1)), ((2, 1, 5), (5, 7)),
+        ((0,), (0,)), ((0, 3, 5), (5, 2)), ((2, 3, 0), (0, 2)),
+    ),
+    [
+        *_refused((2, 3), (3, 2), (2, 3), (), (2,)),
+        ErrorSample(_inputs((2, 2, 3), (3, 3, 2)), {}, ShapeError, "broadcast"),
+    ],
+    {
+        "matmul": matmul,
+        "__matmul__": _operator.operator("__matmul__"),
+        "__rmatmul__": _operator.reflected("__rmatmul__"),
+    },
 )  # fmt: skip
-_register("mv", mv, ("a", "x"), _pairs(((3, 5), (5,)), ((129, 200), (200,)), ((3, 0), (0,)), ((0, 3), (3,))),
-          _refused((2, 3), (3,), (2,), (3, 1)), {"mv": mv})  # fmt: skip
 _register(
-    "dot",
-    dot,
-    ("a", "b"),
+    "mv", mv, ("a", "x"),
+    _pairs(((3, 5), (5,)), ((129, 200), (200,)), ((3, 0), (0,)), ((0, 3), (3,))),
+    _refused((2, 3), (3,), (2,), (3, 1)), {"mv": mv},
+)  # fmt: skip
+_register(
+    "dot", dot, ("a", "b"),
     _pairs(((1,), (1,)), ((200,), (200,)), ((0,), (0,))),
-    _refused((3,), (3,), (2,), (3, 1)),
-    {"dot": dot},
-)
+    _refused((3,), (3,), (2,), (3, 1)), {"dot": dot},
+)  # fmt: skip
 _register(
     "linear", linear, ("x", "weight", "bias"),
-    [Sample((Input(x), Input(w), None)) for x, w in (((5,), (3, 5)), ((3, 5), (2, 5)), ((2, 3, 5), (7, 5)), ((0, 5), (3, 5)))]
-    + [Sample((Input(x), Input((n, x[-1])), Input((n,)))) for x, n in (((5,), 3), ((65, 33), 63), ((2, 3, 4, 5), 7), ((3, 0), 2))],
+    [
+        *(Sample((*_inputs(x, w), None)) for x, w in (((5,), (3, 5)), ((3, 5), (2, 5)), ((2, 3, 5), (7, 5)))),
+        *(Sample(_inputs(x, (n, x[-1]), (n,))) for x, n in (((5,), 3), ((65, 33), 63), ((2, 3, 4, 5), 7))),
+        Sample((*_inputs((0, 5), (3, 5)), None)), Sample(_inputs((3, 0), (2, 0), (2,))),
+    ],
     [
         *_refused((2, 3), (4, 3), (4, 2), (3,)),
-        ErrorSample((Input((2, 3)), Input((4, 3)), Input((1, 4))), {}, ShapeError, "one for each row of weight"),
-        ErrorSample((Input((2, 3)), Input((4, 3))), {"activation": "mish"}, ArgumentError, "must be None or one of relu"),
-        ErrorSample((Input((2, 3)), Input((4, 3))), {"activation": "relu"}, DTypeError, "needs floating", "int32"),
+        ErrorSample(_inputs((2, 3), (4, 3), (1, 4)), {}, ShapeError, "one for each row of weight"),
+        ErrorSample(_inputs((2, 3), (4, 3)), {"activation": "mish"}, ArgumentError, "must be None or one of relu"),
+        ErrorSample(_inputs((2, 3), (4, 3)), {"activation": "relu"}, DTypeError, "needs floating", "int32"),
     ],
 )  # fmt: skip
-_ADDED_SAMPLES = [
-    Sample((Input(c), Input((3, 5)), Input((5, 4))), params)
-    for c, params in (((4,), {}), ((3, 1), {"beta": 2, "alpha": -3}), ((3, 4), {"beta": 0}), ((), {"alpha": 0}))
-]
+_EPILOGUES: tuple[tuple[tuple[int, ...], Mapping[str, int]], ...] = (
+    ((4,), {}), ((3, 1), {"beta": 2, "alpha": -3}), ((3, 4), {"beta": 0}), ((), {"alpha": 0}),
+)  # fmt: skip
+_ADDMM = ((2,), (2, 3), (3, 2))
 _register(
     "addmm", addmm, ("input", "a", "b"),
-    [*_ADDED_SAMPLES, *(Sample((Input((4,)), Input((m, k)), Input((k, 4))), {"beta": 2}) for m, k in ((3, 0), (0, 5)))],
     [
-        ErrorSample((Input((3,)), Input((2, 3)), Input((3, 2))), {}, ShapeError, "broadcast"),
-        ErrorSample((Input((3, 2, 2)), Input((2, 3)), Input((3, 2))), {}, ShapeError, "broadcast to the product's shape"),
-        ErrorSample((Input((2,)), Input((2, 3)), Input((3, 2))), {"alpha": 0.5}, DTypeError, "must be an integer", "int32"),
-        ErrorSample((Input((2,)), Input((2, 3)), Input((3, 2))), {"beta": "1"}, DTypeError, "must be a Python number"),
+        *(Sample(_inputs(input, (3, 5), (5, 4)), params) for input, params in _EPILOGUES),
+        Sample(_inputs((4,), (3, 0), (0, 4)), {"beta": 3}), Sample(_inputs((4,), (0, 5), (5, 4))),
+    ],
+    [
+        ErrorSample(_inputs((3,), (2, 3), (3, 2)), {}, ShapeError, "broadcast"),
+        ErrorSample(_inputs((3, 2, 2), (2, 3), (3, 2)), {}, ShapeError, "broadcast to the product's shape"),
+        ErrorSample(_inputs(*_ADDMM), {"alpha": 0.5}, DTypeError, "must be an integer", "int32"),
+        ErrorSample(_inputs(*_ADDMM), {"beta": 1 << 63}, ScalarOverflow, "range of int64", "int64"),
+        ErrorSample(_inputs(*_ADDMM), {"beta": "1"}, DTypeError, "must be a Python number"),
     ],
     {"addmm": addmm}, factor=1,
 )  # fmt: skip
 _register(
     "baddbmm", baddbmm, ("input", "a", "b"),
-    [Sample((Input(s.operands[0].shape), Input((2, 3, 5)), Input((2, 5, 4))), s.params) for s in _ADDED_SAMPLES]
-    + [Sample((Input((4,)), Input((b, 3, k)), Input((b, k, 4))), {"beta": 2}) for b, k in ((2, 0), (0, 5))],
-    [ErrorSample((Input((2,)), Input((2, 2, 3)), Input((3, 3, 2))), {}, ShapeError, "must have the batch size 2")],
+    [
+        *(Sample(_inputs(input, (2, 3, 5), (2, 5, 4)), params) for input, params in _EPILOGUES),
+        Sample(_inputs((2, 1, 4), (2, 3, 0), (2, 0, 4))), Sample(_inputs((4,), (0, 3, 5), (0, 5, 4))),
+    ],
+    [ErrorSample(_inputs((2,), (2, 2, 3), (3, 3, 2)), {}, ShapeError, "must have the batch size 2")],
     {"baddbmm": baddbmm}, factor=1,
 )  # fmt: skip

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbxtensor import shape as _shape
-from nbxtensor.backend.device_files import Facts
 from nbxtensor.backend.kernel_source import Kernel, Scalar, TritonDType
 from nbxtensor.dtype import DType
 from nbxtensor.kernels.matmul import SMALLEST, accumulator, side
 from nbxtensor.kernels.plan import Ref, Step
 from nbxtensor.tensor import Spec
+
+if TYPE_CHECKING:
+    from nbxtensor.backend.device_files import Facts
 
 _STRIDES = ("so_l", "so_e", "sq_l", "sq_e", "sk_s", "sk_e", "sv_s", "sv_e", "sm_l", "sm_s")
 _CONSTANTS = (

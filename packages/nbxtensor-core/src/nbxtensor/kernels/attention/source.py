@@ -34,10 +34,10 @@ def _blocks(acc, total, top, q, k, v, mask, scale, rows, first, last, L, S, sk_e
         scores = tl.dot(q, keys, input_precision="ieee", out_dtype=acc.dtype) * scale
         if mask is not None:
             given = tl.load(mask + rs[None, :] * sm_s, mask=(rows[:, None] < L) & (rs[None, :] < S), other=0)
-            if given.dtype == tl.int1:
-                scores = tl.where(given, scores, float("-inf"))
-            else:
+            if given.dtype.is_floating():
                 scores += given.to(acc.dtype) * 1.4426950408889634  # log2(e): powers are taken of 2
+            else:
+                scores = tl.where(given != 0, scores, float("-inf"))
         if EDGE:
             attended = rs[None, :] < S
             if CAUSAL:

@@ -86,8 +86,9 @@ def side(size: int) -> int:
 class _Problem:
     """Sizes and strides of a product, with as few batch dimensions as its operands allow.
 
-    ``strides`` are (batch strides, row stride, column stride) of out, a, b and the addend. A batch that shares one
-    ``b`` and whose matrices follow each other is more rows of one product. """
+    A batch that shares one ``b`` and whose matrices follow each other becomes more rows of one product. ``rows``,
+    ``columns`` and ``batch_strides`` are those of out, a, b and the addend, in this order.
+    """
 
     def __init__(self, out: Spec, a: Spec, b: Spec, addend: Spec | None):
         self.m, self.n, self.k = out.shape[-2], out.shape[-1], a.shape[-1]
@@ -128,7 +129,8 @@ def step(
     """One launch of ``out = activation(alpha * a @ b + beta * addend)``.
 
     Specs are [.., M, N], [.., M, K] and [.., K, N]; a, b and the addend broadcast to out's batch and shape. Operands
-    are multiplied as ``compute``. With ``beta`` 0 the addend is not read. """
+    are multiplied as ``compute``. With ``beta`` 0 the addend is not read.
+    """
     addend = None if beta == 0 else addend
     specs = [s for _, s in (out, a, b, *([] if addend is None else [addend]))]
     problem = _Problem(out[1], a[1], b[1], None if addend is None else addend[1])
@@ -140,7 +142,8 @@ def step(
     names = ("so", "sa", "sb", "sd")
     arguments: dict[str, Any] = {
         "out": out[0], "a": a[0], "b": b[0], "addend": None if addend is None else addend[0],
-        "alpha": None if alpha == 1 else _scalar(alpha, acc), "beta": None if addend is None or beta == 1 else _scalar(beta, acc),
+        "alpha": None if alpha == 1 else _scalar(alpha, acc),
+        "beta": None if addend is None or beta == 1 else _scalar(beta, acc),
         "M": m, "N": n, "K": k, "batch": batch,
         **{name: problem.batch_strides[i] if i < len(specs) else () for i, name in enumerate(names)},
         **dict(zip(_STRIDES, (s for pair in zip(problem.rows, problem.columns) for s in pair))),

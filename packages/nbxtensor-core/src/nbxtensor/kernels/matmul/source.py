@@ -43,7 +43,7 @@ def _dot(acc, a, b, in_m, in_n, rk, K, step_a, step_b, COMPUTE: tl.constexpr, PR
 @triton.jit
 def _outer(acc, a, b, in_m, in_n, K, step_a, step_b):
     """The same by one outer product for each k: for integers, which matrix units do not take."""
-    for _ in range(0, K):
+    for _ in range(K):
         x = tl.load(a, mask=in_m, other=0)
         y = tl.load(b, mask=in_n, other=0)
         acc += convert(x, acc.dtype, False)[:, None] * convert(y, acc.dtype, False)[None, :]
@@ -53,15 +53,17 @@ def _outer(acc, a, b, in_m, in_n, K, step_a, step_b):
 
 
 @triton.jit
-def matmul(out, a, b, addend, alpha, beta, M, N, K, batch, so, sa, sb, sd, so_m, so_n, sa_m, sa_k, sb_k, sb_n, sd_m, sd_n,
-           NBATCH: tl.constexpr, COMPUTE: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-           ACTIVATION: tl.constexpr, ROW: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr,
-           BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+def matmul(out, a, b, addend, alpha, beta, M, N, K, batch, so, sa, sb, sd, so_m, so_n, sa_m, sa_k, sb_k, sb_n, sd_m,
+           sd_n, NBATCH: tl.constexpr, COMPUTE: tl.constexpr, ACC: tl.constexpr, DOT: tl.constexpr,
+           PRECISION: tl.constexpr, ACTIVATION: tl.constexpr, ROW: tl.constexpr, EVEN_K: tl.constexpr,
+           BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+           WIDE: tl.constexpr):  # fmt: skip
     """out[.., m, n] = ACTIVATION(alpha * sum over k of a[.., m, k] * b[.., k, n] + beta * addend[.., m, n]).
 
     ``batch`` is the shape of the leading dimensions, with strides ``so``, ``sa``, ``sb``, ``sd``. Operands are read as
     ``COMPUTE``, sums are kept as ``ACC``. ``ROW``: the addend is the same for every m. Offsets are 64-bit with
-    ``WIDE``. """
+    ``WIDE``.
+    """
     program = tl.program_id(0)
     if WIDE:
         program = program.to(tl.int64)
