@@ -588,7 +588,7 @@ def test_scratch_memory_is_a_streams_own_and_grows(context: CudaContext, memory:
     assert all(block.nbytes >= 10 * 3 * size and len(block.older) == 1 for block in blocks)
     memory.release()
     live = standin.live()["allocations"]
-    context.destroy_stream(streams[1])  # type: ignore[arg-type]
+    context.destroy_stream(streams[1])
     assert standin.live()["allocations"] == live - 2
 
 

@@ -70,7 +70,7 @@ def test_sizes_offsets_and_values_are_those_of_the_header(parsed: Any, tmp_path:
 
 def test_the_generated_module_declares_the_same(parsed: Any) -> None:
     path = str(build.standin())
-    ours, generated = parsed.dlopen(path), _bindings.ffi.dlopen(path)  # type: ignore[attr-defined]
+    ours, generated = parsed.dlopen(path), _bindings.ffi.dlopen(path)
     for name in library.functions():
         assert str(_bindings.ffi.typeof(getattr(generated, name))) == str(parsed.typeof(getattr(ours, name))), name
     for name in (*HANDLES, *INTEGERS, *STRUCTURES):

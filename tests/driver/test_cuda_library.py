@@ -29,7 +29,7 @@ except Unavailable as refusal:
 def probe(path: Path | None = None, **environment: str) -> Any:
     if path is not None:
         environment[library.VARIABLE] = str(path)
-    return json.loads(run(PROBE, **environment))
+    return json.loads(run(PROBE, environment))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ import nbxtensor.backend.cuda
 maps = open("/proc/self/maps").read()
 print("libcuda" in maps, sorted({"cffi", "_cffi_backend", "triton", "torch", "yaml"} & set(sys.modules)))
 """
-    assert run(code, **{library.VARIABLE: str(standin)}).strip() == "False []"
+    assert run(code, {library.VARIABLE: str(standin)}).strip() == "False []"
 
 
 def test_the_variable_names_it(standin: Path) -> None:
@@ -67,7 +67,7 @@ def test_the_path_is_the_file_that_is_mapped(standin: Path, tmp_path: Path) -> N
 
 def test_neither_subprocess_nor_ldconfig_is_needed(standin: Path) -> None:
     code = "import os, subprocess\nsubprocess.Popen = os.system = os.popen = None\n" + PROBE
-    assert json.loads(run(code, LD_LIBRARY_PATH=str(standin.parent), PATH="/nowhere"))["path"] == str(standin)
+    assert json.loads(run(code, {"LD_LIBRARY_PATH": str(standin.parent), "PATH": "/nowhere"}))["path"] == str(standin)
 
 
 def test_a_stub_is_skipped_for_the_driver_behind_it(standin: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_device_without_a_device_file_has_no_profile(standin: Path) -> None:
 
 def test_without_triton_there_is_no_backend(standin: Path) -> None:
     code = "import importlib.util\nimportlib.util.find_spec = lambda name: None\n" + PROBE
-    refusal = json.loads(run(code, **{library.VARIABLE: str(standin)}))
+    refusal = json.loads(run(code, {library.VARIABLE: str(standin)}))
     assert (refusal["reason"], refusal["fix"]) == ("no Triton backend", "pip install 'triton>=3.6'")
 
 
@@ -216,7 +216,7 @@ from nbxtensor.errors import MissingSymbol
 try: library.load()
 except MissingSymbol as error: print(error.name)
 """
-    assert run(code, **{library.VARIABLE: str(path)}).strip() == name
+    assert run(code, {library.VARIABLE: str(path)}).strip() == name
 
 
 @pytest.mark.parametrize("feature", sorted(ffi.OPTIONAL))
@@ -296,7 +296,7 @@ print(os.read(read, 1000).decode())
 context.free(context.allocate(64))
 context.close()
 """
-    assert run(code, **{library.VARIABLE: str(standin)}).strip() == "forked forked forked forked"
+    assert run(code, {library.VARIABLE: str(standin)}).strip() == "forked forked forked forked"
 
 
 def test_a_fork_before_the_start_is_no_matter(standin: Path) -> None:
@@ -307,7 +307,7 @@ def count(_): return len(driver.probe())
 if __name__ == "__main__":
     with multiprocessing.get_context("fork").Pool(2) as pool: print(pool.map(count, range(4)), count(0))
 """
-    assert run(code, **{library.VARIABLE: str(standin)}).strip() == "[1, 1, 1, 1] 1"
+    assert run(code, {library.VARIABLE: str(standin)}).strip() == "[1, 1, 1, 1] 1"
 
 
 def test_a_start_that_failed_is_not_blamed_on_a_fork(standin: Path) -> None:
@@ -321,7 +321,7 @@ for _ in range(2):
     if os.fork(): os.wait(); os._exit(0)
 print(said, flush=True)
 """
-    said = run(code, **{library.VARIABLE: str(standin)}, STANDIN_INIT="3")
+    said = run(code, {library.VARIABLE: str(standin), "STANDIN_INIT": "3"})
     assert "refused to start" in said and "fork" not in said
 
 
@@ -341,7 +341,7 @@ class Late:
     def __del__(self): context.close()
 late = Late()
 """
-    assert run(code, **{library.VARIABLE: str(standin)}) == ""
+    assert run(code, {library.VARIABLE: str(standin)}) == ""
 
 
 def test_the_build_needs_no_python_header() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from nbxtensor.backend.cuda import library
 
@@ -13,7 +15,7 @@ _TESTS = Path(__file__).resolve().parents[2]
 _HIDDEN = ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", library.VARIABLE)
 
 
-def run(code: str, *, silent: bool = True, **environment: str) -> str:
+def run(code: str, environment: Mapping[str, str] = MappingProxyType({}), *, silent: bool = True) -> str:
     """What a fresh process prints, which knows no other driver than that of ``environment``. It must succeed, and with
     ``silent`` write nothing to stderr."""
     inherited = {k: v for k, v in os.environ.items() if k not in _HIDDEN}

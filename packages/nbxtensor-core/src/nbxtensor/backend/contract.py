@@ -139,11 +139,14 @@ class Driver(Protocol):
 
 
 class Context(Protocol):
-    """An open device. Thread-safe. ``target`` is what the compiler compiles for (a ``GPUTarget`` or None)."""
+    """An open device. Thread-safe."""
 
     info: DeviceInfo
     capabilities: Capabilities
-    target: Any
+
+    @property
+    def target(self) -> Any:
+        """What the compiler compiles for (a ``GPUTarget`` or None); asking for it may import Triton."""
 
     def close(self) -> None:
         """Frees what the context holds; idempotent. Any other verb after it raises `DeviceError`."""

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from nbxtensor.backend.contract import ALIGNMENT, Artifact, Bound
+from nbxtensor.backend.contract import ALIGNMENT, Artifact, Bound, TensorDescriptor
 from nbxtensor.backend.cuda import arguments, errors, ffi
 from nbxtensor.backend.cuda.arguments import Layout
 from nbxtensor.backend.cuda.memory import MemoryVerbs
@@ -48,7 +48,7 @@ class LoadedKernel:
     def __init__(self, name: str, module: int, function: int, layout: Layout, shape: Shape):
         self.name, self.module, self.function, self.layout, self.shape = name, module, function, layout, shape
         self.registers = 0
-        self.start: Callable[[tuple[int, int, int], tuple[int | float, ...], int | None], None] = self._not_ready
+        self.start: Callable[[tuple[int, int, int], tuple[Any, ...], int | None], None] = self._not_ready
 
     def _not_ready(self, *_: Any) -> NoReturn:
         raise LaunchRefused(self.name, "the kernel is not loaded")
@@ -128,7 +128,7 @@ class KernelVerbs(MemoryVerbs):
         self,
         loaded: LoadedKernel,
         grid: tuple[int, int, int],
-        values: tuple[int | float, ...],
+        values: tuple[int | float | TensorDescriptor, ...],
         stream: int | None,
         tensors: tuple[Bound, ...],
     ) -> None:
