@@ -309,7 +309,7 @@ _entry(
     "cat", cat, "tensors", oracle.cat,
     lambda: [Sample(((Input(a), Input(b)),), {"dim": d}) for a, b, d in
              (((2, 3), (4, 3), 0), ((2, 3), (2, 1), -1), ((0,), (3,), 0), ((2, 0, 3), (2, 5, 3), 1),
-              ((0,), (2, 2), 0))],
+              ((0,), (2, 2), 0), ((0,), (0,), 0))],
     lambda: [ErrorSample(((Input((2, 3)), Input((2, 4))),), {"dim": 0}, ShapeError, "must match"),
              ErrorSample(((),), {}, ValueError, "at least one tensor"),
              ErrorSample(((Input((2, 3)),),), {"dim": 2}, ShapeError, "dim")],

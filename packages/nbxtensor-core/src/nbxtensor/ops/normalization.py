@@ -10,7 +10,7 @@ import numpy as np
 from nbxtensor import shape as _shape
 from nbxtensor.dtype import DType, DTypeLike
 from nbxtensor.dtype import dtype as _dtype
-from nbxtensor.errors import DTypeError, ShapeError
+from nbxtensor.errors import ArgumentError, DTypeError, ShapeError
 from nbxtensor.kernels import rows as kernel
 from nbxtensor.kernels.plan import Plan, Ref
 from nbxtensor.ops.copying import contiguous
@@ -117,7 +117,8 @@ def layer_norm(
 
     The variance is the biased one. Half types are computed in float32, eps included.
     """
-    return _layer_norm(*_ready(x, weight, bias, normalized_shape), eps, normalized_shape)  # type: ignore[no-any-return]
+    epsilon = _epsilon("layer_norm", eps)
+    return _layer_norm(*_ready(x, weight, bias, normalized_shape), epsilon, normalized_shape)  # type: ignore[no-any-return]
 
 
 def rms_norm(
@@ -128,12 +129,20 @@ def rms_norm(
     ``eps`` None is the epsilon of ``x``'s dtype. Half types are computed in float32, eps included.
     """
     x, weight, _ = _ready(x, weight, None, normalized_shape)
-    return _rms_norm(x, weight, None, float(x.dtype.eps) if eps is None else eps, normalized_shape)  # type: ignore[no-any-return]
+    if eps is None and isinstance(x, NBXTensor):
+        eps = float(x.dtype.eps)
+    return _rms_norm(x, weight, None, _epsilon("rms_norm", eps), normalized_shape)  # type: ignore[no-any-return]
+
+
+def _epsilon(where: str, eps: Any) -> float:
+    if not isinstance(eps, (int, float, np.floating)):
+        raise ArgumentError(where, "eps", eps, "must be a number")
+    return float(eps)
 
 
 def _ready(x: Any, weight: Any, bias: Any, normalized_shape: Any) -> tuple[Any, Any, Any]:
     """The operands as the kernel takes them: one stride along the normalised dimensions, else a copy."""
-    last = 1 if isinstance(normalized_shape, (int, np.integer)) else len(normalized_shape)
+    last = len(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else 1
     if isinstance(x, NBXTensor) and len(_shape.coalesce(x.shape[-last:], x.strides[-last:])[0]) > 1:
         x = contiguous(x)
     return (
