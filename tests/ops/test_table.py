@@ -43,6 +43,20 @@ def test_entry_is_complete(name: str) -> None:
         assert getattr(NBXTensor, method) is function
 
 
+@pytest.mark.parametrize("name", OPERATORS)
+def test_results_without_elements_launch_nothing(name: str, target: Device, launches: list[str]) -> None:
+    operator, empty = OPERATORS[name], 0
+    for sample in operator.samples():
+        if any(0 in i.shape for i in cases.inputs(sample.operands)):
+            case = cases.Case(operator, dtype(operator.dtypes[0]), sample, "contiguous", "random")
+            tensors = cases.operands(case, target).tensors
+            launches.clear()
+            result = operator.function(**dict(zip(operator.operands, tensors)), **sample.params)
+            assert result.size or not launches, case
+            empty += not result.size
+    assert empty or name == "dot", "no sample has such a result"
+
+
 def test_a_name_is_registered_once() -> None:
     with pytest.raises(ValueError, match="add is in the table already"):
         register(OPERATORS["add"])
