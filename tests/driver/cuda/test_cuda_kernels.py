@@ -17,7 +17,6 @@ from standins.cuda.processes import run
 
 ONE = (1, 1, 1)
 STORE = variant(variants.STORE_VALUE, {"to": "*i32", "value": "i32"})
-COPY = variant(variants.COPY, {"to": "*i32", "source": "*i32", "n": "i32"}, {"BLOCK": 128})
 
 
 def binary_parameters(artifact: Artifact) -> list[cubin.BinaryParameter]:
@@ -32,14 +31,11 @@ def test_a_cubin_states_its_parameters(context: CudaContext) -> None:
     assert [parameter.offset for parameter in found] == [0, 8, 16, 24, 32, 40, 48]
 
 
-@pytest.mark.parametrize("name", ["STORE_FLAG", "STORE_VALUE"])
-@pytest.mark.parametrize("type", ["i32", "i64", "u64", "fp32", "fp64", "u1"])
-def test_a_binary_has_the_size_of_every_scalar_type(context: CudaContext, name: str, type: str) -> None:
-    if (name == "STORE_FLAG") != (type == "u1"):
-        return
-    types = {"to": "*i32", "flag": "u1"} if type == "u1" else {"to": f"*{type}", "value": type}
-    found = binary_parameters(context.compile(variant(getattr(variants, name), types)))
-    size = {"i32": 4, "fp32": 4, "u1": 1}.get(type, 8)
+@pytest.mark.parametrize(("type", "size"), [("i32", 4), ("i64", 8), ("u64", 8), ("fp32", 4), ("fp64", 8), ("u1", 1)])
+def test_a_binary_has_the_size_of_every_scalar_type(context: CudaContext, type: str, size: int) -> None:
+    stored = variant(variants.STORE_VALUE, {"to": f"*{type}", "value": type})
+    flag = variant(variants.STORE_FLAG, {"to": "*i32", "flag": "u1"})
+    found = binary_parameters(context.compile(flag if type == "u1" else stored))
     assert [parameter.size for parameter in found] == [8, size, 8, 8]
 
 
