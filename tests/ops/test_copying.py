@@ -235,12 +235,10 @@ def test_assignment(tensor: Make) -> None:
     assert x.tolist() == host.tolist()
 
 
-def test_a_read_only_array_stays_as_it_is(target: Device, tensor: Make) -> None:
-    if not target.context.capabilities.host_addressable:
-        return
+def test_a_read_only_array_stays_as_it_is() -> None:
     host = np.arange(6.0)
     host.flags.writeable = False
-    x = from_numpy(host, target, copy=False)
+    x = from_numpy(host, "cpu", copy=False)
     for write in (lambda: x.fill_(1), lambda: x[1:].copy_(x[:1]), lambda: x.view(2, 3).__setitem__(0, 1)):
         with pytest.raises(ArgumentError, match=r"read-only"):
             write()
