@@ -37,6 +37,7 @@ class Expansion(NamedTuple):
 
 
 def is_descriptor(parameter: Parameter) -> bool:
+    """Whether the parameter's type is a descriptor's."""
     return parameter.type.startswith("tensordesc<")
 
 
