@@ -37,6 +37,7 @@ class Shape(NamedTuple):
 
     @property
     def extended(self) -> bool:
+        """Whether a launch needs attributes, hence ``cuLaunchKernelEx``."""
         return self.cluster > 1 or self.cooperative or self.dependent
 
 
@@ -72,6 +73,7 @@ class Scratch:
         self.older: list[int] = []
 
     def blocks(self) -> list[int]:
+        """The addresses of all blocks."""
         return [*self.older, self.address] if self.address else []
 
 
