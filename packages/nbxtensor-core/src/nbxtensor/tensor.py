@@ -530,13 +530,13 @@ def from_numpy(array: Any, device: DeviceLike = None, *, copy: bool | None = Tru
 
     ``copy`` True: the tensor has its own memory on any device. False: it uses the array's memory, which only a
     host-addressable device can, and only for an array aligned to its items; `ArgumentError` otherwise. None: without a
-    copy where possible. A tensor on a read-only array is read-only. Raises `DTypeError` for a dtype that is not in the
+    copy where possible. An array without elements has no memory to share. A tensor on a read-only array is read-only. Raises `DTypeError` for a dtype that is not in the
     table (object arrays, strings, a byte order that is not the machine's)."""
     if not isinstance(array, (np.ndarray, np.generic)):
         raise ArgumentError("from_numpy", "array", type(array).__name__, "must be a numpy array")
     host = np.asarray(array)
     dtype, chosen = _dtype(host.dtype, where="from_numpy", argument="array"), runtime.device(device)
-    if copy is not True:
+    if copy is not True and host.size:
         reason = _not_shareable(host, chosen)
         if reason is None:
             return _share(host, dtype, chosen)
@@ -552,8 +552,6 @@ def from_numpy(array: Any, device: DeviceLike = None, *, copy: bool | None = Tru
 def _not_shareable(host: np.ndarray[Any, Any], device: runtime.Device) -> str | None:
     if not device.context.capabilities.host_addressable:
         return f"{device.name} does not address host memory"
-    if host.size == 0:
-        return "the array is empty"
     if not host.flags.aligned or any(step % host.itemsize for step in host.strides):
         return "the array is not aligned to its items"
     return None
