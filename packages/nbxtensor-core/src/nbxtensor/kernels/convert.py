@@ -13,12 +13,29 @@ def convert(x, TO: tl.constexpr, SATURATE: tl.constexpr):
     without it, infinity as arithmetic asks."""
     if x.dtype == TO:
         return x
+    else:
+        return _convert(_wide(x), TO, SATURATE)
+
+
+@triton.jit
+def _wide(x):
+    """float8 as float32 and bool as int32: compilers know few conversions of them."""
+    if x.dtype.is_fp8():
+        return x.to(tl.float32)
+    elif x.dtype == tl.int1:
+        return x.to(tl.int32)
+    else:
+        return x
+
+
+@triton.jit
+def _convert(x, TO: tl.constexpr, SATURATE: tl.constexpr):
+    if x.dtype == TO:
+        return x
     elif TO == tl.int1:
         return x != 0
     elif TO.is_fp8():
         return _to_float8(x, TO, SATURATE)
-    elif x.dtype == tl.int1:
-        return x.to(tl.int32).to(TO)
     elif TO.is_int() and x.dtype.is_floating():
         return _to_integer(x, TO)
     elif TO == tl.float16 and SATURATE:

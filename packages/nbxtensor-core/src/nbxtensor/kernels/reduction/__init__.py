@@ -23,13 +23,14 @@ _TILE = {"ROWS": "const", "COLUMNS": "const", "SPLITS": "const", "WIDE": "const"
 REDUCE = Kernel(
     _SOURCE,
     "reduce",
-    {"out": "ptr", "x": "ptr", **_LAYOUT, "COMBINE": "const", "IDENTITY": "const", "TEST": "const",
+    {"out": "ptr", "x": "ptr", **_LAYOUT, "COMBINE": "const", "FOLD": "const", "IDENTITY": "const", "TEST": "const",
      "ACCUMULATE": "const", "DIVISOR": "const", **_TILE},
 )  # fmt: skip
 POSITION = Kernel(
     _SOURCE,
     "position",
-    {"out": "ptr", "best": "ptr", "x": "ptr", "given": "ptr", **_LAYOUT, "COMBINE": "const", "IDENTITY": "const",
+    {"out": "ptr", "best": "ptr", "x": "ptr", "given": "ptr", **_LAYOUT, "COMBINE": "const",
+     "FOLD": "const", "IDENTITY": "const",
      "ACCUMULATE": "const", **_TILE},
 )  # fmt: skip
 
@@ -110,6 +111,7 @@ def steps(
     tiling = _tiling(facts, outer, inner)
     constants = {
         "COMBINE": function(combine),
+        "FOLD": function(f"fold_{combine}"),
         "IDENTITY": identity,
         "ACCUMULATE": TritonDType(str(accumulate.triton)),
     }
@@ -132,7 +134,12 @@ def position_steps(
     """The same for positions: of the first best element along ``axes``, counted in C order."""
     outer, inner = _split_axes(x[1], axes, ordered=True)
     tiling = _tiling(facts, outer, inner)
-    constants = {"COMBINE": function(combine), "IDENTITY": identity, "ACCUMULATE": TritonDType(str(accumulate.triton))}
+    constants = {
+        "COMBINE": function(combine),
+        "FOLD": function(f"fold_{combine}"),
+        "IDENTITY": identity,
+        "ACCUMULATE": TritonDType(str(accumulate.triton)),
+    }
     if tiling.splits == 1:
         arguments = {**tiling.arguments, **constants, "out": out, "best": None, "x": x[0], "given": None}
         return (Step(POSITION, tiling.grid, arguments, _options(facts)),), ()

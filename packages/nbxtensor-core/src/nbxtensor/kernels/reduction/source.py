@@ -79,9 +79,53 @@ def first_smallest(a, i, b, j):
     return tl.where(left, a, b), tl.where(left, i, j)
 
 
+# A combiner that is itself a constexpr cannot be given to `tl.reduce`, so each has its fold of a tile's columns.
+
+
+@triton.jit
+def fold_total(x):
+    return tl.reduce(x, 1, total)
+
+
+@triton.jit
+def fold_product(x):
+    return tl.reduce(x, 1, product)
+
+
+@triton.jit
+def fold_largest(x):
+    return tl.reduce(x, 1, largest)
+
+
+@triton.jit
+def fold_smallest(x):
+    return tl.reduce(x, 1, smallest)
+
+
+@triton.jit
+def fold_either(x):
+    return tl.reduce(x, 1, either)
+
+
+@triton.jit
+def fold_both(x):
+    return tl.reduce(x, 1, both)
+
+
+@triton.jit
+def fold_first_largest(value, index):
+    return tl.reduce((value, index), 1, first_largest)
+
+
+@triton.jit
+def fold_first_smallest(value, index):
+    return tl.reduce((value, index), 1, first_smallest)
+
+
 @triton.jit
 def reduce(out, x, rows, columns, piece, outer_shape, outer_strides, inner_shape, inner_strides,
-           OUTER: tl.constexpr, INNER: tl.constexpr, COMBINE: tl.constexpr, IDENTITY: tl.constexpr, TEST: tl.constexpr,
+           OUTER: tl.constexpr, INNER: tl.constexpr, COMBINE: tl.constexpr, FOLD: tl.constexpr,
+           IDENTITY: tl.constexpr, TEST: tl.constexpr,
            ACCUMULATE: tl.constexpr, DIVISOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
            SPLITS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """out[row, split] = the columns of the split combined; ``TEST`` reduces ``x != 0``; ``DIVISOR`` (or None)
@@ -103,7 +147,7 @@ def reduce(out, x, rows, columns, piece, outer_shape, outer_strides, inner_shape
             value = value != 0
         value = tl.where(mask, convert(value, ACCUMULATE, False), tl.full((ROWS, COLUMNS), IDENTITY, ACCUMULATE))
         accumulated = COMBINE(accumulated, value)
-    result = tl.reduce(accumulated, 1, COMBINE)
+    result = FOLD(accumulated)
     if DIVISOR is not None:
         result = div(result, tl.full((ROWS,), DIVISOR, ACCUMULATE))
     tl.store(out + row * SPLITS + split, convert(result, out.dtype.element_ty, False), mask=row < rows)
@@ -111,7 +155,8 @@ def reduce(out, x, rows, columns, piece, outer_shape, outer_strides, inner_shape
 
 @triton.jit
 def position(out, best, x, given, rows, columns, piece, outer_shape, outer_strides, inner_shape, inner_strides,
-             OUTER: tl.constexpr, INNER: tl.constexpr, COMBINE: tl.constexpr, IDENTITY: tl.constexpr,
+             OUTER: tl.constexpr, INNER: tl.constexpr, COMBINE: tl.constexpr, FOLD: tl.constexpr,
+             IDENTITY: tl.constexpr,
              ACCUMULATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr,
              WIDE: tl.constexpr):  # fmt: skip
     """out[row, split] = the position of the best column of the split, and ``best`` (or None) its value; ``given`` (or
@@ -138,7 +183,7 @@ def position(out, best, x, given, rows, columns, piece, outer_shape, outer_strid
             where = tl.load(given + at, mask=mask, other=0)
         where = tl.where(mask, where, 0x7FFFFFFFFFFFFFFF)
         value, index = COMBINE(value, index, new, where)
-    value, index = tl.reduce((value, index), 1, COMBINE)
+    value, index = FOLD(value, index)
     at = row * SPLITS + split
     if best is not None:
         tl.store(best + at, convert(value, best.dtype.element_ty, False), mask=row < rows)
