@@ -264,15 +264,21 @@ logical_not = _unary("logical_not", "Whether the element is 0, as bool.", oracle
 
 _FLOAT_MATH = (*FLOATS, *INTS, *BOOL)
 _INTEGERS = "Integers and bool give float32."
-_EXP = scaled(64, reason="x * log2(e) is rounded before the power of two: an error of |x| units, 64 at most in range")
+_EXP = scaled(
+    64,
+    flushes=True,
+    reason="x * log2(e) is rounded before the power of two: an error of |x| units, 64 at most in range",
+)
 exp = _unary("exp", f"e to the power x. {_INTEGERS}", oracle.exp, _FLOAT_MATH, tolerance=_EXP)
 log = _unary("log", f"The natural logarithm; of 0 -inf, of negative numbers NaN. {_INTEGERS}", oracle.log, _FLOAT_MATH,
-             tolerance=scaled(4, atol=2))  # fmt: skip
+             tolerance=scaled(4, atol=2, flushes=True))  # fmt: skip
 sqrt = _unary("sqrt", f"The square root, correctly rounded; of negative numbers NaN. {_INTEGERS}", oracle.sqrt,
               _FLOAT_MATH, tolerance=scaled(1))  # fmt: skip
 rsqrt = _unary("rsqrt", f"``1 / sqrt(x)``. {_INTEGERS}", oracle.rsqrt, _FLOAT_MATH, tolerance=scaled(2))
-tanh = _unary("tanh", f"The hyperbolic tangent. {_INTEGERS}", oracle.tanh, _FLOAT_MATH, tolerance=scaled(8))
-erf = _unary("erf", f"The error function. {_INTEGERS}", oracle.erf, _FLOAT_MATH, tolerance=scaled(4))
+tanh = _unary("tanh", f"The hyperbolic tangent. {_INTEGERS}", oracle.tanh, _FLOAT_MATH,
+              tolerance=scaled(8, flushes=True))  # fmt: skip
+erf = _unary("erf", f"The error function. {_INTEGERS}", oracle.erf, _FLOAT_MATH,
+             tolerance=scaled(4, flushes=True))  # fmt: skip
 sigmoid = _unary(
     "sigmoid", f"``1 / (1 + exp(-x))`` without overflow. {_INTEGERS}", oracle.sigmoid, _FLOAT_MATH, tolerance=_EXP
 )
@@ -282,7 +288,9 @@ sigmoid = _unary(
 relu = _unary("relu", "``x`` where it is not negative, else 0; NaN stays.", oracle.relu, _NUMBERS, out=lambda d: d)
 silu = _unary("silu", f"``x * sigmoid(x)``. {_INTEGERS}", oracle.silu, _FLOAT_MATH, tolerance=_EXP)
 
-_GELU = scaled(64, atol=8, reason="1 + erf cancels for negative x: a few units of |x| absolute, then one rounding")
+_GELU = scaled(
+    64, atol=8, flushes=True, reason="1 + erf cancels for negative x: a few units of |x| absolute, then one rounding"
+)
 
 
 def _plan_gelu(x: Spec, approximate: str) -> Plan:

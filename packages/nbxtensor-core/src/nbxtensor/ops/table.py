@@ -70,17 +70,19 @@ ROUNDING: Mapping[str, Tolerance] = {
 }
 
 
-def scaled(ulps: float, atol: float = 0.0, reason: str = "") -> dict[str, Tolerance]:
-    """Tolerances of ``ulps`` units in the last place of float32 or float64 arithmetic, plus the rounding to the
-    dtype."""
+def scaled(ulps: float, atol: float = 0.0, reason: str = "", flushes: bool = False) -> dict[str, Tolerance]:
+    """Tolerances of ``ulps`` units in the last place of float32 or float64 arithmetic and ``atol`` times its epsilon,
+    plus the rounding to the dtype. ``flushes``: the function is a vendor's, whose float32 form may take a subnormal
+    operand or result for 0."""
     made = {}
     for name, rounding in ROUNDING.items():
         d = dtype(name)
         if d.kind == "float":
-            arithmetic = DTYPES["float64" if name == "float64" else "float32"].eps
+            arithmetic = DTYPES["float64" if name == "float64" else "float32"]
+            lost = float(arithmetic.smallest_normal) if flushes and name != "float64" else 0.0
             made[name] = Tolerance(
-                rounding.rtol + ulps * arithmetic,
-                max(rounding.atol, atol * arithmetic),
+                rounding.rtol + ulps * arithmetic.eps,
+                max(rounding.atol, atol * arithmetic.eps, 2 * lost),
                 reason or f"{ulps:g} units in the last place of the arithmetic, then one rounding to the dtype",
             )
         else:
