@@ -1,4 +1,4 @@
-"""What only a GPU with much memory shows: tensors past 2**31 elements, memory's books, threads, a relaunch. Needs 40 GiB.
+"""What only a GPU with much memory shows (40 GiB): tensors past 2**31 elements, memory's books, threads, a relaunch.
 
     python benchmarks/gpu_proof.py [--json FILE]
 

@@ -4,7 +4,7 @@
 
 Three drivers: `meta`, whose launch is one Python call; `packing`, which packs the arguments and calls a C function of
 cuLaunchKernel's signature that returns at once, through cffi's ABI mode as a vendor's driver does (needs gcc); and
-beside them the bare C call. Figures are microseconds, the median of several runs of many calls. """
+beside them the bare C call. Figures are microseconds, the median of several runs of many calls."""
 
 from __future__ import annotations
 
