@@ -4,7 +4,8 @@
 
 Measured: a bare cuLaunchKernel through the same cffi library; eager operators with their output's allocation; a node of
 a replayed graph; a first compile from the disk cache and a process's first result, each in fresh processes, less cuInit
-and context creation. Microseconds unless said; medians of nine bursts that are shorter than the launch queue.
+and context creation. Microseconds unless said; medians of nine bursts, shorter than the launch queue, that
+take turns.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 import nbxtensor as nbx
 from nbxtensor.backend import launcher
 
-BURST, REPEATS = 400, 9
+BURST, REPEATS = 300, 9
 _INIT = """
 import ctypes, time
 start = time.perf_counter()
@@ -55,19 +56,22 @@ start = time.perf_counter(); a + a; print("compile", time.perf_counter() - start
 """
 
 
-def burst(call: Callable[[], Any], wait: Callable[[], Any]) -> float:
-    """Microseconds a call on the host: the queue is empty before, and not full after, each burst."""
-    for _ in range(50):
-        call()
-    times = []
-    for _ in range(REPEATS):
-        wait()
-        start = time.perf_counter()
-        for _ in range(BURST):
+def bursts(calls: dict[str, Callable[[], Any]], wait: Callable[[], Any]) -> dict[str, float]:
+    """Microseconds a call on the host. The subjects take turns, so that a drift of the machine meets all of them; the
+    queue is empty before each burst and not full after it."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        for _ in range(200):
             call()
-        times.append((time.perf_counter() - start) / BURST * 1e6)
-        wait()
-    return statistics.median(times)
+    for _ in range(REPEATS):
+        for name, call in calls.items():
+            wait()
+            start = time.perf_counter()
+            for _ in range(BURST):
+                call()
+            times[name].append((time.perf_counter() - start) / BURST * 1e6)
+    wait()
+    return {name: statistics.median(measured) for name, measured in times.items()}
 
 
 def eager() -> dict[str, float]:
@@ -75,7 +79,6 @@ def eager() -> dict[str, float]:
 
     device = nbx.device("cuda")
     context: Any = device.context
-    found = {}
     a, b = (nbx.ones((64, 64), device=device) for _ in range(2))
     x, y = (nbx.ones(shape, dtype="float16", device=device) for shape in ((16, 64), (64, 16)))
     seen: list[Any] = []
@@ -93,28 +96,23 @@ def eager() -> dict[str, float]:
     for i, cell in enumerate([*cells, zero, zero]):
         pointers[i] = cell
     threads, shared = loaded.shape.threads, loaded.shape.shared
-    found["bare cuLaunchKernel"] = burst(
-        lambda: raw.cuLaunchKernel(loaded.function, *grid, threads, 1, 1, shared, stream, pointers, context._ffi.NULL),
-        device.synchronize,
-    )
-    found["driver launch"] = burst(lambda: context.launch(loaded, grid, values, None, ()), device.synchronize)
-    found["a + b"] = burst(lambda: a + b, device.synchronize)
-    found["a * 2.0"] = burst(lambda: a * 2.0, device.synchronize)
-    found["mm 16x64x16"] = burst(lambda: nbx.mm(x, y), device.synchronize)
     ta, tb = (torch.ones(64, 64, device="cuda") for _ in range(2))
-    tx, ty = (
-        torch.ones(16, 64, device="cuda", dtype=torch.float16),
-        torch.ones(64, 16, device="cuda", dtype=torch.float16),
-    )
+    tx, ty = (torch.ones(shape, device="cuda", dtype=torch.float16) for shape in ((16, 64), (64, 16)))
+    null = context._ffi.NULL
+    calls: dict[str, Callable[[], Any]] = {
+        "bare cuLaunchKernel": lambda: raw.cuLaunchKernel(
+            loaded.function, *grid, threads, 1, 1, shared, stream, pointers, null
+        ),
+        "driver launch": lambda: context.launch(loaded, grid, values, None, ()),
+        "a + b": lambda: a + b,
+        "torch a + b": lambda: ta + tb,
+        "a * 2.0": lambda: a * 2.0,
+        "torch a * 2.0": lambda: ta * 2.0,
+        "mm 16x64x16": lambda: nbx.mm(x, y),
+        "torch mm 16x64x16": lambda: torch.mm(tx, ty),
+    }
     with torch.inference_mode():
-        found["torch a + b"] = burst(lambda: ta + tb, torch.cuda.synchronize)
-        found["torch a * 2.0"] = burst(lambda: ta * 2.0, torch.cuda.synchronize)
-        found["torch mm 16x64x16"] = burst(lambda: torch.mm(tx, ty), torch.cuda.synchronize)
-    found["a + b, again"] = burst(lambda: a + b, device.synchronize)
-    found["bare cuLaunchKernel, again"] = burst(
-        lambda: raw.cuLaunchKernel(loaded.function, *grid, threads, 1, 1, shared, stream, pointers, context._ffi.NULL),
-        device.synchronize,
-    )
+        found = bursts(calls, torch.cuda.synchronize)
     nodes = 1000
     side = context.create_stream()
     context.graph_begin(side)
@@ -171,7 +169,7 @@ def main() -> int:
     import torch
     import triton
 
-    bare = (figures["bare cuLaunchKernel"] + figures["bare cuLaunchKernel, again"]) / 2
+    bare = figures["bare cuLaunchKernel"]
     ratios = {
         "a + b above the bare call, us (target 1.5)": figures["a + b"] - bare,
         "a + b over torch (target 0.70)": figures["a + b"] / figures["torch a + b"],
