@@ -28,6 +28,9 @@ PARTS = (
 
 #: Modules that only the conformance suite itself uses.
 INTERNAL = frozenset(f"nbxtensor.conformance.{name}" for name in ("__main__", "kernels", "marks", "plugin", "variants"))
+#: Rooms whose modules serve one public face: the interpreter behind its driver, the oracles behind the operator table,
+#: the kernels behind the operators.
+INTERNAL_ROOMS = ("nbxtensor.backend.reference.", "nbxtensor.ops.oracles", "nbxtensor.kernels")
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -53,7 +56,11 @@ class Module(NamedTuple):
 def modules() -> list[Module]:
     """The public modules of all packages, by name."""
     found = {name_of(path): path for path in ROOT.glob("packages/*/src/nbxtensor/**/*.py") if is_public(path)}
-    return [read(name, path) for name, path in sorted(found.items()) if name not in INTERNAL]
+    return [read(name, path) for name, path in sorted(found.items()) if not is_internal(name)]
+
+
+def is_internal(name: str) -> bool:
+    return name in INTERNAL or name.startswith(INTERNAL_ROOMS)
 
 
 def is_public(path: Path) -> bool:

@@ -36,7 +36,7 @@ ROOMS = (
     ("backend.registry",),
     ("memory",),
     ("backend.runtime",),
-    ("tensor", "dlpack"),
+    ("tensor", "dlpack", "printing"),
     ("kernels",),
     ("backend.artifact_cache", "backend.compiler"),
     ("backend.reference", "backend.meta"),

@@ -39,6 +39,7 @@ class Storage:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the block."""
         return self.bin.size
 
     def __del__(self) -> None:
@@ -76,6 +77,7 @@ class Spec:
         self.lowest, self.highest = _shape.extent(shape, strides)
 
     def with_strides(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> Spec:
+        """The spec of a view: the same device and dtype."""
         return spec(self.device, self.dtype, shape, strides)
 
     def __repr__(self) -> str:
@@ -115,6 +117,7 @@ class NBXTensor(OperatorMethods):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The size of each dimension."""
         return self.spec.shape
 
     @property
@@ -124,14 +127,17 @@ class NBXTensor(OperatorMethods):
 
     @property
     def dtype(self) -> DType:
+        """The dtype of the elements: its name, a string."""
         return self.spec.dtype
 
     @property
     def device(self) -> runtime.Device:
+        """The device that holds the memory."""
         return self.spec.device
 
     @property
     def ndim(self) -> int:
+        """Number of dimensions."""
         return len(self.spec.shape)
 
     @property
@@ -146,6 +152,7 @@ class NBXTensor(OperatorMethods):
 
     @property
     def itemsize(self) -> int:
+        """Bytes of an element."""
         return self.spec.dtype.itemsize
 
     @property
@@ -159,15 +166,19 @@ class NBXTensor(OperatorMethods):
         return self.storage.address, self.storage.nbytes
 
     def numel(self) -> int:
+        """Number of elements."""
         return self.spec.numel
 
     def dim(self) -> int:
+        """Number of dimensions."""
         return len(self.spec.shape)
 
     def data_ptr(self) -> int:
+        """Address of the first element."""
         return self.ptr
 
     def element_size(self) -> int:
+        """Bytes of an element."""
         return self.spec.dtype.itemsize
 
     def stride(self, dim: int | None = None) -> int | tuple[int, ...]:
@@ -181,9 +192,11 @@ class NBXTensor(OperatorMethods):
         return self.spec.contiguous
 
     def is_floating_point(self) -> bool:
+        """Whether the dtype is a float of any width."""
         return self.spec.dtype.kind == "float"
 
     def is_complex(self) -> bool:
+        """Whether the dtype is complex."""
         return self.spec.dtype.kind == "complex"
 
     # views: they share the storage and never copy
@@ -305,9 +318,11 @@ class NBXTensor(OperatorMethods):
         return _alias(self, s.with_strides(*_shape.expand(s.shape, s.strides, _sizes(shape))))
 
     def expand_as(self, other: NBXTensor) -> NBXTensor:
+        """Broadcast to the shape of another tensor."""
         return self.expand(*other.shape)
 
     def view_as(self, other: NBXTensor) -> NBXTensor:
+        """The same elements under the shape of another tensor."""
         return self.view(*other.shape)
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> NBXTensor:
@@ -467,17 +482,9 @@ class NBXTensor(OperatorMethods):
         return int(self._scalar("index"))
 
     def __repr__(self) -> str:
-        head = "tensor("
-        tail = f", dtype={self.dtype}, device={self.device.name!r})"
-        if not self.device.context.capabilities.executes:
-            return f"tensor(..., shape={self.shape}{tail}"
-        host, cut = (self.numpy(), False) if self.spec.numel <= 1000 else (_edges(self), True)
-        if self.dtype.kind == "float" and self.itemsize < 4:
-            host = host.astype(np.float32)
-        if self.spec.numel == 0:
-            return f"tensor([], shape={self.shape}{tail}"
-        values = np.array2string(host, separator=", ", prefix=head, threshold=0 if cut else 1000)
-        return f"{head}{values}{', shape=' + str(self.shape) if cut else ''}{tail}"
+        from nbxtensor import printing
+
+        return printing.text(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return from_numpy, (self.numpy(), self.device.name)
@@ -497,15 +504,6 @@ def _alias(base: NBXTensor, view: Spec, offset: int = 0) -> NBXTensor:
     tensor.spec = view
     tensor.storage = base.storage
     return tensor
-
-
-def _edges(tensor: NBXTensor) -> np.ndarray[Any, Any]:
-    """The first and last four of each long dimension, so that printing a large tensor copies little of it."""
-    for dim, size in enumerate(tensor.shape):
-        if size > 8:
-            ends = [tensor.narrow(dim, 0, 4), tensor.narrow(dim, size - 4, 4)]
-            return np.concatenate([_edges(end) for end in ends], axis=dim)
-    return tensor.numpy()
 
 
 def empty_for(view: Spec) -> NBXTensor:
@@ -530,8 +528,9 @@ def from_numpy(array: Any, device: DeviceLike = None, *, copy: bool | None = Tru
 
     ``copy`` True: the tensor has its own memory on any device. False: it uses the array's memory, which only a
     host-addressable device can, and only for an array aligned to its items; `ArgumentError` otherwise. None: without a
-    copy where possible. An array without elements has no memory to share. A tensor on a read-only array is read-only. Raises `DTypeError` for a dtype that is not in the
-    table (object arrays, strings, a byte order that is not the machine's)."""
+    copy where possible. An array without elements has no memory to share. A tensor on a read-only array is read-only.
+    Raises `DTypeError` for a dtype that is not in the table (object arrays, strings, a byte order that is not the
+    machine's)."""
     if not isinstance(array, (np.ndarray, np.generic)):
         raise ArgumentError("from_numpy", "array", type(array).__name__, "must be a numpy array")
     host = np.asarray(array)

@@ -71,6 +71,7 @@ class Prepared:
 
     @property
     def name(self) -> str:
+        """The kernel's name."""
         return self.variant.kernel.name
 
     def launch(

@@ -88,6 +88,7 @@ class Pool:
             return self._release()
 
     def statistics(self) -> Statistics:
+        """The pool's figures now."""
         bins = list(self._bins.values())
         reserved = sum(b.reserved for b in bins)
         cached = sum(len(b) * b.size for b in bins)

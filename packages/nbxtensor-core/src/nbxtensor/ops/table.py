@@ -121,6 +121,7 @@ class Operator(NamedTuple):
 
     @property
     def doc(self) -> str:
+        """The function's documentation."""
         return self.function.__doc__ or ""
 
 
