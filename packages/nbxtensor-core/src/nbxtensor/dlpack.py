@@ -82,19 +82,29 @@ _exported: dict[int, Any] = {}
 _lock = threading.Lock()
 
 
-def _delete(address: int) -> None:
-    with _lock:
-        _exported.pop(address, None)
+def _delete(address: int, exported: dict[int, Any] = _exported, lock: Any = _lock) -> None:
+    with lock:
+        exported.pop(address, None)
 
 
-def _drop(capsule: int) -> None:
+def _drop(
+    capsule: int,
+    names: tuple[bytes, ...] = tuple(_NAMES.values()),
+    delete: Callable[[int], None] = _delete,
+    is_valid: Any = _dying_is_valid,
+    pointer: Any = _dying_pointer,
+) -> None:
     """A capsule dies: if nobody consumed it (its name is unused), its tensor is deleted here."""
-    for name in _NAMES.values():
-        if _dying_is_valid(capsule, name):
-            _delete(_dying_pointer(capsule, name))
+    for name in names:
+        if is_valid(capsule, name):
+            delete(pointer(capsule, name))
 
 
+# Consumers may call these when the interpreter ends and this module's names are gone: they hold what they use as
+# defaults, and are never freed.
 _deleter, _destructor = _Deleter(_delete), _Destructor(_drop)
+for _callback in (_deleter, _destructor):
+    _api.Py_IncRef(ctypes.py_object(_callback))
 
 
 def device_of(tensor: NBXTensor) -> tuple[int, int]:
@@ -122,7 +132,7 @@ def export(
     here = device_of(tensor)
     flags = 0
     if dl_device is not None and tuple(int(n) for n in dl_device) != here:
-        if int(dl_device[0]) != _DEVICE_TYPES["cpu"]:
+        if tuple(int(n) for n in dl_device) != (_DEVICE_TYPES["cpu"], 0):
             raise BufferError(
                 f"__dlpack__: dl_device={dl_device!r}: the tensor is on {here}, and only the host is another choice"
             )
@@ -141,7 +151,7 @@ def export(
     if tensor.storage.readonly:
         if not versioned:
             raise BufferError(
-                "__dlpack__: the tensor is read-only, which a capsule without a version cannot say; pass max_version=(1, 0)"
+                "__dlpack__: the tensor is read-only, which a capsule without a version cannot say: pass max_version"
             )
         flags |= _READ_ONLY
     managed: Any = _Versioned() if versioned else _Legacy()

@@ -135,7 +135,7 @@ def probe(entry: Entry) -> list[DeviceInfo] | Unavailable:
             try:
                 _probed[key] = _devices(entry)
             except Unavailable as refusal:
-                _probed[key] = refusal
+                _probed[key] = refusal.with_traceback(None)  # it is kept, and its frames hold the callers' tensors
         return _probed[key]
 
 

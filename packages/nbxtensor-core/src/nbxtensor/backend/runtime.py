@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -233,7 +234,7 @@ def _first_that_opens(name: str, entries: list[registry.Entry], index: int | Non
             raise ArgumentError("device", "name", name, rule)
         return _opened(driver, index if index is not None else infos[0].ordinal)
     if len(refusals) == 1:
-        raise refusals[0][1]
+        raise copy.copy(refusals[0][1]) from refusals[0][1].__cause__  # the registry keeps the one it was given
     detail = "; ".join(f"{refused}: {refusal.reason}: {refusal.detail}" for refused, refusal in refusals)
     raise Unavailable(refusals[0][1].reason, detail, refusals[0][1].fix) from refusals[0][1]
 
