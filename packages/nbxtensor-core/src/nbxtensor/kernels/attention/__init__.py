@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _STRIDES = ("so_l", "so_e", "sq_l", "sq_e", "sk_s", "sk_e", "sv_s", "sv_e", "sm_l", "sm_s")
 _CONSTANTS = (
-    "NBATCH", "ACC", "CAUSAL", "WHOLE", "EDGE", "E", "V", "BLOCK_L", "BLOCK_S", "BLOCK_E", "BLOCK_V", "WIDE",
+    "NBATCH", "ACC", "CAUSAL", "ROW", "WHOLE", "EDGE", "E", "V", "BLOCK_L", "BLOCK_S", "BLOCK_E", "BLOCK_V", "WIDE",
 )  # fmt: skip
 ATTENTION = Kernel(
     "nbxtensor.kernels.attention.source",
@@ -41,13 +41,13 @@ class Blocks(NamedTuple):
     num_stages: int
 
 
-def blocks(facts: Facts, length: int, keys: int, e: int, v: int, dtype: DType) -> Blocks:
+def blocks(facts: Facts, length: int, keys: int, e: int, v: int, dtype: DType, mask: int = 0) -> Blocks:
     """The device file's settings, which are for 2-byte operands, made to fit the problem and the operands.
 
     Blocks shrink to the next power of two of the problem, then until scores and results take half of the registers at
     most. Operands that the matrix units do not take as they are sit in registers whole: a block then has one score for
     32 registers at most, and a warp fewer of them. Last, there are fewer stages, then smaller blocks, until the queries
-    and all stages of keys and values fit in shared memory.
+    and all stages of keys, values and the mask, of ``mask`` bytes a score, fit in shared memory.
     """
     block_l, block_s = min(facts["flash.block_m"], side(length)), min(facts["flash.block_n"], side(keys))
     block_e, block_v, stages = side(e), side(v), facts["flash.num_stages"]
@@ -62,6 +62,7 @@ def blocks(facts: Facts, length: int, keys: int, e: int, v: int, dtype: DType) -
 
     while max(block_l, block_s) > SMALLEST or stages > 2:
         loaded = (block_l * block_e + stages * block_s * (block_e + block_v)) * dtype.itemsize
+        loaded += stages * block_l * block_s * mask
         if held() and loaded <= shared:
             break
         if stages > 2 and held():
@@ -99,7 +100,8 @@ def step(
     if batch == (1,):
         batch, batches = (), [() for _ in batches]
     dtype = q[1].dtype
-    chosen = blocks(facts, length, keys, e, head, dtype)
+    row = mask is not None and full[4][-2] == 0
+    chosen = blocks(facts, length, keys, e, head, dtype, 0 if mask is None or row else mask[1].dtype.itemsize)
     acc = accumulator(dtype)
     furthest = max(max(abs(s.lowest), abs(s.highest)) for _, s in operands)
     inner = [n for s in full for n in s[-2:]]
@@ -109,7 +111,7 @@ def step(
         "L": length, "S": keys, "batch": batch,
         **dict(zip(("so", "sq", "sk", "sv", "sm"), batches)),
         **dict(zip(_STRIDES, inner)),
-        "NBATCH": len(batch), "ACC": TritonDType(str(acc.triton)), "CAUSAL": causal,
+        "NBATCH": len(batch), "ACC": TritonDType(str(acc.triton)), "CAUSAL": causal, "ROW": row,
         "WHOLE": keys >= chosen.block_s and (not causal or length > chosen.block_s),
         "EDGE": causal or keys % chosen.block_s != 0,
         "E": e, "V": head, "BLOCK_L": chosen.block_l, "BLOCK_S": chosen.block_s, "BLOCK_E": chosen.block_e,

@@ -11,8 +11,8 @@ from nbxtensor.kernels.offsets import offsets
 
 @triton.jit
 def _blocks(acc, total, top, q, k, v, mask, scale, rows, first, last, L, S, sk_e, sk_s, sv_s, sv_e, sm_s,
-            EDGE: tl.constexpr, CAUSAL: tl.constexpr, E: tl.constexpr, V: tl.constexpr, BLOCK_S: tl.constexpr,
-            BLOCK_E: tl.constexpr, BLOCK_V: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+            EDGE: tl.constexpr, CAUSAL: tl.constexpr, ROW: tl.constexpr, E: tl.constexpr, V: tl.constexpr,
+            BLOCK_S: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_V: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """The state after the keys ``first`` to ``last``: ``top`` is the largest score of a row so far, ``total`` the sum
     of 2**(score - top), ``acc`` the values weighted by them. ``EDGE``: keys beyond S, or beyond a causal row, are left
     out."""
@@ -33,7 +33,10 @@ def _blocks(acc, total, top, q, k, v, mask, scale, rows, first, last, L, S, sk_e
             keys = tl.load(key)
         scores = tl.dot(q, keys, input_precision="ieee", out_dtype=acc.dtype) * scale
         if mask is not None:
-            given = tl.load(mask + rs[None, :] * sm_s, mask=(rows[:, None] < L) & (rs[None, :] < S), other=0)
+            inside = rs[None, :] < S
+            if not ROW:
+                inside = inside & (rows[:, None] < L)
+            given = tl.load(mask + rs[None, :] * sm_s, mask=inside, other=0)
             if given.dtype.is_floating():
                 scores += given.to(acc.dtype) * 1.4426950408889634  # log2(e): powers are taken of 2
             else:
@@ -59,13 +62,14 @@ def _blocks(acc, total, top, q, k, v, mask, scale, rows, first, last, L, S, sk_e
 
 @triton.jit
 def attention(out, q, k, v, mask, scale, L, S, batch, so, sq, sk, sv, sm, so_l, so_e, sq_l, sq_e, sk_s, sk_e, sv_s,
-              sv_e, sm_l, sm_s, NBATCH: tl.constexpr, ACC: tl.constexpr, CAUSAL: tl.constexpr, WHOLE: tl.constexpr,
-              EDGE: tl.constexpr, E: tl.constexpr, V: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_S: tl.constexpr,
-              BLOCK_E: tl.constexpr, BLOCK_V: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+              sv_e, sm_l, sm_s, NBATCH: tl.constexpr, ACC: tl.constexpr, CAUSAL: tl.constexpr, ROW: tl.constexpr,
+              WHOLE: tl.constexpr, EDGE: tl.constexpr, E: tl.constexpr, V: tl.constexpr, BLOCK_L: tl.constexpr,
+              BLOCK_S: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_V: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """out[.., l, :] = sum over s of softmax(scale * q k + mask)[.., l, s] * v[.., s, :]; a row without any key gives 0.
 
     q [.., L, E], k [.., S, E], v [.., S, V], mask [.., L, S], out [.., L, V]; ``batch`` is the shape of the leading
-    dimensions. ``scale`` includes log2(e). ``WHOLE``: some blocks of keys need no mask; ``EDGE``: some do.
+    dimensions. ``scale`` includes log2(e). ``ROW``: the mask is the same for every l. ``WHOLE``: some blocks of keys
+    lie within S and every causal row; ``EDGE``: some do not.
     """
     program = tl.program_id(0)
     if WIDE:
@@ -84,7 +88,8 @@ def attention(out, q, k, v, mask, scale, L, S, batch, so, sq, sk, sv, sm, so_l, 
     if mask is not None:
         if NBATCH > 0:
             mask += offsets(index, batch, sm, NBATCH)
-        mask += rows[:, None] * sm_l
+        if not ROW:
+            mask += rows[:, None] * sm_l
     re = tl.arange(0, BLOCK_E)
     rv = tl.arange(0, BLOCK_V)
     if WIDE:
@@ -102,10 +107,10 @@ def attention(out, q, k, v, mask, scale, L, S, batch, so, sq, sk, sv, sm, so_l, 
         last = tl.minimum(S, (block + 1) * BLOCK_L)
     if WHOLE:
         acc, total, top = _blocks(acc, total, top, query, k, v, mask, scale, rows, 0, whole, L, S, sk_e, sk_s, sv_s,
-                                  sv_e, sm_s, False, CAUSAL, E, V, BLOCK_S, BLOCK_E, BLOCK_V, WIDE)  # fmt: skip
+                                  sv_e, sm_s, False, CAUSAL, ROW, E, V, BLOCK_S, BLOCK_E, BLOCK_V, WIDE)  # fmt: skip
     if EDGE:
         acc, total, top = _blocks(acc, total, top, query, k, v, mask, scale, rows, whole, last, L, S, sk_e, sk_s, sv_s,
-                                  sv_e, sm_s, True, CAUSAL, E, V, BLOCK_S, BLOCK_E, BLOCK_V, WIDE)  # fmt: skip
+                                  sv_e, sm_s, True, CAUSAL, ROW, E, V, BLOCK_S, BLOCK_E, BLOCK_V, WIDE)  # fmt: skip
     empty = total == 0
     result = tl.where(empty[:, None], 0.0, acc / tl.where(empty, 1.0, total)[:, None])
     tl.store(out + (rows[:, None] * so_l + rv[None, :] * so_e), convert(result, out.dtype.element_ty, False),
