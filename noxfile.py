@@ -138,7 +138,7 @@ def conformance_reference(session: nox.Session) -> None:
 
 @nox.session(name="conformance-cuda-standin", tags=["conformance"])
 def conformance_cuda_standin(session: nox.Session) -> None:
-    """The conformance suite on the CUDA driver over a libcuda that gcc builds here and the interpreter runs kernels for."""
+    """The conformance suite on the CUDA driver, over a libcuda built by gcc and executed by the interpreter."""
     conformance(session, "cuda", "--driver-object", "standins.cuda.subject:driver")
 
 

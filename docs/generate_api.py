@@ -19,7 +19,7 @@ TARGET = ROOT / "docs" / "API.md"
 
 #: Heading, and the modules below it by their first names below ``nbxtensor``; the rest comes last.
 PARTS = (
-    ("Tensors", ("", "tensor", "dtype", "shape", "dlpack", "errors")),
+    ("Tensors", ("", "tensor", "dtype", "shape", "dlpack", "printing", "errors")),
     ("Models and programs", ("interop", "program", "tuning")),
     ("Devices", ("backend.runtime", "backend.device_files", "backend.install_help", "memory", "host")),
     ("Backends", ("backend", "conformance", "doctor")),

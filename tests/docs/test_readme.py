@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "docs/index.md")
-_BLOCK = re.compile(r"(<!-- needs-gpu -->\n)?```python\n(.*?)```", re.S)
+_BLOCK = re.compile(r"(<!-- needs-gpu -->\n)?```python\n(.*?)```", re.DOTALL)
 
 
 def examples(gpu: bool) -> list[object]:

@@ -87,7 +87,9 @@ def scalars(out, a, b, c, d):
 
 
 @triton.jit
-def constants(out, WHOLE: tl.constexpr, PART: tl.constexpr, FLAG: tl.constexpr, NAME: tl.constexpr, NOTHING: tl.constexpr):
+def constants(
+    out, WHOLE: tl.constexpr, PART: tl.constexpr, FLAG: tl.constexpr, NAME: tl.constexpr, NOTHING: tl.constexpr
+):
     value = WHOLE + PART
     if FLAG and NAME == "yes" and NOTHING is None:
         value += 1000

@@ -50,7 +50,9 @@ def _welford(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
 def welford(mean, m2, x, ROWS: tl.constexpr, N: tl.constexpr):
     r, c = tl.arange(0, ROWS), tl.arange(0, N)
     value = tl.load(x + r[:, None] * N + c[None, :])
-    a, b, n = tl.reduce((value, tl.zeros_like(value), tl.full(value.shape, 1.0, tl.float32)), 1, _welford, keep_dims=True)
+    a, b, _n = tl.reduce(
+        (value, tl.zeros_like(value), tl.full(value.shape, 1.0, tl.float32)), 1, _welford, keep_dims=True
+    )
     tl.store(mean + r[:, None], a)
     tl.store(m2 + r[:, None], b)
 
@@ -64,7 +66,7 @@ def _affine(a1, b1, a2, b2):
 @triton.jit
 def recurrence(out, a, b, N: tl.constexpr, REVERSE: tl.constexpr):
     i = tl.arange(0, N)
-    factor, value = tl.associative_scan((tl.load(a + i), tl.load(b + i)), 0, _affine, reverse=REVERSE)
+    _factor, value = tl.associative_scan((tl.load(a + i), tl.load(b + i)), 0, _affine, reverse=REVERSE)
     tl.store(out + i, value)
 
 
@@ -138,7 +140,9 @@ def shapes(out, x, N: tl.constexpr):
     tl.store(out + 6 * N + i, tl.ravel(cube))
     tl.store(out + 7 * N + i, tl.gather(value, N - 1 - i, 0))
     tl.store(out + 8 * N + i, tl.sum(tl.broadcast_to(value[:, None], (N, 4)), 1))
-    tl.store(out + 9 * N + tl.arange(0, 4)[:, None] * N + i[None, :], tl.expand_dims(value, 0) + tl.arange(0, 4)[:, None])
+    tl.store(
+        out + 9 * N + tl.arange(0, 4)[:, None] * N + i[None, :], tl.expand_dims(value, 0) + tl.arange(0, 4)[:, None]
+    )
 
 
 @triton.jit
@@ -168,7 +172,7 @@ def matmul(out, a, b, m, n, k, BM: tl.constexpr, BN: tl.constexpr, BK: tl.conste
     rm, rn, rk = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN), tl.arange(0, BK)
     pa, pb = a + rm[:, None] * k + rk[None, :], b + rk[:, None] * n + rn[None, :]
     total = tl.zeros((BM, BN), dtype=ACC)
-    for step in range(0, tl.cdiv(k, BK)):
+    for step in range(tl.cdiv(k, BK)):
         left = k - step * BK
         x = tl.load(pa, mask=(rm[:, None] < m) & (rk[None, :] < left), other=0.0)
         y = tl.load(pb, mask=(rk[:, None] < left) & (rn[None, :] < n), other=0.0)
@@ -195,7 +199,9 @@ def softmax(out, x, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _attend(total, weight, highest, q, k, v, rows, length, scale, CAUSAL: tl.constexpr, BN: tl.constexpr, D: tl.constexpr):
+def _attend(
+    total, weight, highest, q, k, v, rows, length, scale, CAUSAL: tl.constexpr, BN: tl.constexpr, D: tl.constexpr
+):
     d = tl.arange(0, D)
     for start in tl.range(0, length, BN, num_stages=2):
         columns = start + tl.arange(0, BN)
@@ -295,7 +301,19 @@ def promotion(out, x):
     tl.store(out + 3, tl.where((whole + 0.5).dtype == tl.float32, 1, 0))
     tl.store(out + 4, tl.where((whole.to(tl.uint8) + whole.to(tl.int8)).dtype == tl.uint8, 1, 0))
     tl.store(out + 5, tl.where((whole.to(tl.int64) + 1).dtype == tl.int64, 1, 0))
+    tl.store(out + 7, tl.where(((whole > 0) & 1).dtype == tl.int32, 1, 0))
     tl.store(out + 6, tl.where(tl.sum(tl.arange(0, 4).to(tl.int8), 0).dtype == tl.int32, 1, 0))
+
+
+@triton.jit
+def outer_sums(out, far, shift, STEP: tl.constexpr):
+    r, c = tl.arange(0, 8)[:, None], tl.arange(0, 4)[None, :]
+    at = r * 4 + c
+    total = r * STEP + (c * STEP + shift)
+    tl.store(out + at, total)
+    tl.store(out + 32 + at, (r + c) * (r - c) + (1 + (c + r)) + r)
+    tl.store(out + 64 + at, tl.where(r + c < 5, r + c, -(r + c)))
+    tl.store(far + at, (r.to(tl.int64) * STEP + c.to(tl.int64) * STEP) * 4)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What the interpreter's tests apply element by element, as constexpr arguments of the kernels in `kernels_arithmetic`."""
+"""What the interpreter's tests apply element by element: constexpr arguments of the kernels in `kernels_arithmetic`."""
 
 from __future__ import annotations
 

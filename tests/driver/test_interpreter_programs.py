@@ -190,9 +190,21 @@ def test_conditions(flag: bool) -> None:
 
 
 def test_promotion_is_the_compilers() -> None:
-    out = np.zeros(7, np.int32)
+    out = np.zeros(8, np.int32)
     launch("kernels_blocks", "promotion", out=out, x=np.ones(1, np.float16))
-    assert out.tolist() == [1] * 7
+    assert out.tolist() == [1] * 8
+
+
+@pytest.mark.parametrize("step", [3, 1 << 28, 1 << 30])
+@pytest.mark.parametrize("shift", [0, -5, 2**31 - 1])
+def test_sums_of_rows_and_columns_wrap_as_any_others(step: int, shift: int) -> None:
+    out, far = np.zeros((3, 8, 4), np.int32), np.zeros((8, 4), np.int64)
+    launch("kernels_blocks", "outer_sums", out=out, far=far, shift=shift, STEP=step)
+    r, c = np.arange(8)[:, None], np.arange(4)[None, :]
+    np.testing.assert_array_equal(out[0], (r * step + c * step + shift).astype(np.int32))
+    np.testing.assert_array_equal(out[1], (r + c) * (r - c) + 1 + c + r + r)
+    np.testing.assert_array_equal(out[2], np.where(r + c < 5, r + c, -(r + c)))
+    np.testing.assert_array_equal(far, (r * step + c * step) * 4)
 
 
 def test_a_block_is_no_condition() -> None:

@@ -135,7 +135,7 @@ class KernelFault(DeviceError):
 
 
 class MemoryFault(KernelFault):
-    """A kernel touched memory that is not its own: also the ``address`` and the ``parameter`` it comes from, or None."""
+    """A kernel touched memory that is not its own: also the ``address``, and the ``parameter`` behind it, or None."""
 
     def __init__(
         self, kernel: str, program: tuple[int, int, int], cause: str, address: int, parameter: str | None = None

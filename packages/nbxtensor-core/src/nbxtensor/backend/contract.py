@@ -5,17 +5,17 @@ object whose import is cheap: no library is opened, Triton is not imported, no d
 
 Addresses are plain integers. A stream or an event is an integer that the context made; stream ``None`` is the context's
 own ordered stream, never a vendor's legacy one. Sizes are bytes, times milliseconds. Every verb raises a typed error of
-`nbxtensor.errors`; nothing is retried in silence. """
+`nbxtensor.errors`; nothing is retried in silence."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 DRIVER_API = 1
 
 Reason = Literal["no library", "no device", "no permission", "driver too old", "no Triton backend", "broken"]
-REASONS: tuple[Reason, ...] = ("no library", "no device", "no permission", "driver too old", "no Triton backend", "broken")
+REASONS: tuple[Reason, ...] = get_args(Reason)
 
 #: Addresses that `Context.allocate` returns are multiples of this.
 ALIGNMENT = 256
@@ -53,7 +53,7 @@ class Parameter(NamedTuple):
     """A non-constexpr kernel parameter; an element i of a tuple parameter is named ``name.i``.
 
     ``type`` is Triton's spelling: "*fp16", "i32", "i64", "fp32", "fp64", "u1". ``kept`` False: the value was
-    specialised away (an integer equal to 1); it stands in the launch values and not in the binary's parameters. """
+    specialised away (an integer equal to 1); it stands in the launch values and not in the binary's parameters."""
 
     name: str
     type: str
@@ -61,9 +61,9 @@ class Parameter(NamedTuple):
 
 
 class TensorDescriptor(NamedTuple):
-    """The launch value of a parameter of type "tensordesc<fp16[64, 32]>": a tensor that the kernel moves by tiles of that
-    shape. ``shape`` and ``strides`` count elements; the last stride is 1. What lies outside reads as zero, or as NaN with
-    ``nan``. A driver takes it where its compiler does."""
+    """The launch value of a parameter of type "tensordesc<fp16[64, 32]>": a tensor that the kernel moves by tiles of
+    that shape. ``shape`` and ``strides`` count elements; the last stride is 1. What lies outside reads as zero, or as
+    NaN with ``nan``. A driver takes it where its compiler does."""
 
     address: int
     shape: tuple[int, ...]

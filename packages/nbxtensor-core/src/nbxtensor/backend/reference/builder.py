@@ -2,7 +2,7 @@
 
 Triton checks and promotes the operands (``triton.language.semantic``), as it does for a compile, and calls the method
 of the operation. Signedness is the operation's, not the value's, as in the IR: unsigned operations read their operands
-as unsigned. """
+as unsigned."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ class Builder:
 
     # memory
     def create_addptr(self, pointer: Pointer, offset: Value) -> Pointer:
-        return pointer.plus(_signed(offset.data))
+        return pointer.plus(Value(_signed(offset.data), offset.shape), pointer.shape)
 
     def get_cache_policy(self, modifier: Any, eviction: Any) -> None:
         return None
@@ -425,7 +425,8 @@ class Descriptor:
             line = (int(offset.data) + np.arange(self.block[axis])).reshape(
                 [-1 if a == axis else 1 for a in range(len(self.block))]
             )
-            pointer, inside = pointer.plus(line * stride), inside & (line >= 0) & (line < self.shape[axis])
+            pointer = pointer.plus(Value(line * stride, self.block), self.block)
+            inside = inside & (line >= 0) & (line < self.shape[axis])
         return pointer, inside
 
 

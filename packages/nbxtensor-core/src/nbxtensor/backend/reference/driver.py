@@ -1,7 +1,7 @@
 """The reference driver. Importing this module imports neither Triton nor anything slow.
 
 A launch runs at once, program after program, in the calling thread; a context does one thing at a time. Every access of
-a kernel is checked against the memory that the context allocated or that its caller registered. """
+a kernel is checked against the memory that the context allocated or that its caller registered."""
 
 from __future__ import annotations
 

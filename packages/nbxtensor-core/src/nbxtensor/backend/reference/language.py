@@ -3,7 +3,7 @@
 A function of the language runs as Triton wrote it, with this interpreter's builder behind it; its standard library,
 itself written in the language, is rewritten like any kernel. Own implementations stand for what needs a compiler
 (ranges, reductions, scans) and for loads and stores. Importing this module imports Triton; nothing of Triton is
-changed. """
+changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import triton.language as tl
 from triton.compiler.code_generator import CodeGenerator
 from triton.runtime.jit import JITFunction
 
-from nbxtensor.backend.reference import reductions
+from nbxtensor.backend.reference import reductions, shortcuts
 from nbxtensor.backend.reference.builder import EXECUTION
 from nbxtensor.backend.reference.rewriting import rewrite
 from nbxtensor.backend.reference.tensors import SEMANTIC, Tensor, adopt, constant, shared, spec_of
@@ -199,7 +199,7 @@ def load(pointer: Tensor, mask: Any = None, other: Any = None, **policy: Any) ->
         dims = _broadcast(dims, other.spec.dims)
         other = adopt(SEMANTIC.cast(other, stored)).handle.data
     elif other is not None:
-        other = _filler(other, type(other), stored.name)
+        other = _filler(other, type(other).__name__, stored.name)
     if dims != handle.shape:
         handle = Pointer(handle.base, handle.terms, dims, handle.pointee, handle.origin)
     data = EXECUTION.memory.load(handle, mask, other)
@@ -226,7 +226,7 @@ def store(pointer: Tensor, value: Any, mask: Any = None, **policy: Any) -> None:
 
 
 @functools.lru_cache(256)
-def _filler(value: Any, kind: type, dtype: str) -> Any:
+def _filler(value: Any, kind: str, dtype: str) -> Any:
     """A number in a dtype of the language; ``kind`` tells 0 from 0.0 and False."""
     return adopt(SEMANTIC.cast(constant(value), tl.dtype(dtype))).handle.data
 
@@ -290,7 +290,20 @@ def _own(original: Any, meaning: Any) -> None:
     _TRANSLATED[id(original)] = original, meaning
 
 
-def _method(function: DeviceFunction) -> Callable[..., Any]:
+def _reduction(original: Any, combine: str) -> Callable[..., Any]:
+    """``tl.sum`` and its like, which widen small elements first: others are reduced as they are."""
+    whole, combine_fn = device_function(original), device_function(getattr(tl.standard, combine))
+
+    def call(input: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+        plain = not args and (not kwargs or kwargs.keys() == {"keep_dims"})
+        if plain and type(input) is Tensor and input.spec.kind in ("float", "int") and input.spec.numpy.itemsize >= 4:
+            return reductions.reduce(input, axis, combine_fn, **kwargs)
+        return whole(input, axis, *args, **kwargs)
+
+    return call
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         return function(self, *args, **kwargs)
 
@@ -326,10 +339,21 @@ for _original, _meaning in (
     (tl.associative_scan, reductions.scan),
     (tl.map_elementwise, reductions.map_elementwise),
     (tl.core._reduce_with_indices, reductions.reduce_with_indices),
+    *shortcuts.SHORTCUTS,
 ):
     _own(_original, _meaning)
+for _original, _combine in ((tl.sum, "_sum_combine"), (tl.max, "_elementwise_max"), (tl.min, "_elementwise_min")):
+    _own(_original, _reduction(_original, _combine))
+
 for _name, _member in vars(tl.tensor).items():
     if isinstance(_member, JITFunction) or type(_member).__name__ == "InterpretedFunction":
-        setattr(Tensor, _name, _method(device_function(_member)))
-for _name, _function in (("reduce", reductions.reduce), ("associative_scan", reductions.scan), ("store", store)):
-    setattr(Tensor, _name, lambda self, *args, _function=_function, **kwargs: _function(self, *args, **kwargs))
+        setattr(Tensor, _name, _method(translate(_member)))
+_METHODS: dict[str, Callable[..., Any]] = {
+    **{original.__name__: meaning for original, meaning in shortcuts.SHORTCUTS if hasattr(Tensor, original.__name__)},
+    "to": shortcuts.cast,
+    "store": store,
+    "reduce": reductions.reduce,
+    "associative_scan": reductions.scan,
+}
+for _name, _function in _METHODS.items():
+    setattr(Tensor, _name, _method(_function))

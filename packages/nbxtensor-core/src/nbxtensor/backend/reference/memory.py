@@ -99,31 +99,28 @@ class Accessor:
     def load(self, pointer: Pointer, mask: Any, other: Any) -> Any:
         """The numbers at the addresses, ``other`` (None: 0) where the mask is false. A fresh array, or a scalar."""
         box = box_of(mask, pointer.shape)
+        if box is not None and _extent(box) == pointer.shape:
+            return self._read(pointer, box).copy()[()]
+        result = np.empty(pointer.shape, pointer.pointee)
+        result[...] = 0 if other is None else other
         if box is None:
-            index, inside, whole = np.broadcast_to(mask, pointer.shape), True, False
-        else:
-            index, inside, whole = box, all(s.start < s.stop for s in box), _extent(box) == pointer.shape
-        if box is None or not whole or not inside:
-            result = np.empty(pointer.shape, pointer.pointee)
-            result[...] = 0 if other is None else other
-            if inside:
-                result[index] = self._read(pointer, index, box)
-            return result[()]
-        return self._read(pointer, index, box).copy()[()]
+            lanes = np.broadcast_to(mask, pointer.shape)
+            result[lanes] = self._read(pointer, lanes)
+        elif 0 not in _extent(box):
+            result[box] = self._read(pointer, box)
+        return result[()]
 
     def store(self, pointer: Pointer, value: Any, mask: Any) -> None:
         """Stores numbers of the pointee's dtype, which broadcast to the pointer's shape, where the mask is true."""
         box = box_of(mask, pointer.shape)
-        if box is None:
-            index: Any = np.broadcast_to(mask, pointer.shape)
-        elif all(s.start < s.stop for s in box):
-            index = box
+        index: Any = np.broadcast_to(mask, pointer.shape) if box is None else box
+        if box is not None:
+            if 0 in _extent(box):
+                return
             window = self._window(pointer, box, True)
             if window is not None:
-                window[...] = _part(value, pointer.shape, index)
+                window[...] = _part(value, pointer.shape, box)
                 return
-        else:
-            return
         addresses = pointer.full()[index]
         values = np.broadcast_to(_part(value, pointer.shape, index), addresses.shape).reshape(-1)
         for cells, at, lanes in self._cells(pointer, addresses.reshape(-1), True):
@@ -140,16 +137,18 @@ class Accessor:
                 cells[cell] = change(before[lane], lane)
         return before.reshape(pointer.shape)
 
-    def _read(self, pointer: Pointer, index: Any, box: Box | None) -> Array:
-        if box is not None:
-            window = self._window(pointer, box, False)
+    def _read(self, pointer: Pointer, index: Box | Array) -> Array:
+        """The numbers at a box of the addresses, as they stand in memory if may be, or at selected addresses."""
+        if isinstance(index, tuple):
+            window = self._window(pointer, index, False)
             if window is not None:
                 return window
-        addresses = pointer.full()[index]
+        addresses: Array = pointer.full()[index]
         values = np.empty(addresses.size, pointer.pointee)
         for cells, at, lanes in self._cells(pointer, addresses.reshape(-1), False):
             values[lanes] = cells[at]
-        return values.reshape(addresses.shape)
+        gathered: Array = values.reshape(addresses.shape)
+        return gathered
 
     def _window(self, pointer: Pointer, box: Box, write: bool) -> Array | None:
         """A strided view of the addresses in the box; None when they are unevenly spaced or not all in one block."""
@@ -171,7 +170,8 @@ class Accessor:
         block = self._block(pointer, low, high + pointer.pointee.itemsize, write)
         if block is None:
             return None
-        return np.ndarray(_extent(box), pointer.pointee, block.bytes, first - block.start, strides)  # type: ignore[arg-type]
+        window: Array = np.ndarray(_extent(box), pointer.pointee, block.bytes, first - block.start, strides)
+        return window
 
     def _block(self, pointer: Pointer, start: int, end: int, write: bool) -> Block | None:
         """The block that holds [start, end) and that the pointer may access."""

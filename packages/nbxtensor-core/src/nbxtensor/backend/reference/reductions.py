@@ -2,7 +2,7 @@
 
 A combining function is applied to whole halves at a time, neighbours first, which keeps the order of the elements and
 takes log2(n) calls. Every result is rounded to the elements' dtype, as on the hardware. Triton's own sums, extremes and
-products of wide numbers go to numpy. """
+products of wide numbers go to numpy."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Triton's language is Python's syntax with some other meanings: an assigned number is a tensor, ``and`` and ``not`` act
 on tensors, an operand of a conditional expression is a tensor when its condition is. Those are spelled out as calls of
 `Meanings`; the rest of the function stays as it is, line numbers included. Its globals are a copy of those of its
-module in which every name of the language has been replaced, so that neither the module nor Triton is changed. """
+module in which every name of the language has been replaced, so that neither the module nor Triton is changed."""
 
 from __future__ import annotations
 
@@ -136,7 +136,8 @@ class _Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         if len(node.ops) == 1:
             return node
-        left, result = node.left, None
+        left: ast.expr = node.left
+        result: ast.expr | None = None
         for op, right in zip(node.ops, node.comparators):
             kept = f"{_PREFIX}operand{self._chains}"
             self._chains += 1

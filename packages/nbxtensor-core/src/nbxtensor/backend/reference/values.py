@@ -36,7 +36,8 @@ NUMPY: dict[str, np.dtype[Any]] = {
 }
 ADDRESS = np.dtype(np.int64)
 
-_FLOAT8_MAX = {NUMPY[name]: float(ml_dtypes.finfo(NUMPY[name]).max) for name in NUMPY if name.startswith("fp8")}
+_finfo: Any = ml_dtypes.finfo
+_FLOAT8_MAX = {NUMPY[name]: float(_finfo(NUMPY[name]).max) for name in NUMPY if name.startswith("fp8")}
 #: Floats of fewer than 32 bits: they are computed with in float32 and rounded, as the hardware does.
 SMALL_FLOATS = frozenset(NUMPY[name] for name in ("fp16", "bf16", "fp8e4nv", "fp8e5", "fp8e4b8", "fp8e5b16"))
 
@@ -64,31 +65,70 @@ class Value:
         return data if data.shape == self.shape else np.broadcast_to(data, self.shape)
 
 
-class Pointer:
-    """Addresses: ``base`` plus byte offsets, one array for each pattern of axes along which they vary.
+class Sum(Value):
+    """Signed integers that are a sum of arrays which vary along different axes, as the offsets of a tile's rows and of
+    its columns. Kept apart, they show that the tile is a rectangle of memory. ``terms`` are int64."""
 
-    Kept apart, the row and the column offsets of a tile show at once whether it is a rectangle of memory. ``origin`` is
-    the kernel parameter that the address comes from.
-    """
+    __slots__ = ("_data", "dtype", "terms")
+
+    def __init__(self, terms: tuple[Array, ...], shape: Shape, dtype: np.dtype[Any]):
+        self.terms, self.shape, self.dtype = terms, shape, dtype
+        self._data: Array | None = None
+
+    @property
+    def data(self) -> Any:
+        if self._data is None:
+            self._data = sum(self.terms[1:], self.terms[0]).astype(self.dtype)
+        return self._data
+
+
+def outer_sum(a: Value, b: Value, shape: Shape) -> Sum | None:
+    """The sum of signed integers of one dtype, where it is worth keeping as a `Sum` and does not overflow; else
+    None."""
+    if type(a) is Value and type(b) is Value and (a.data.shape == b.data.shape or not a.data.shape or not b.data.shape):
+        return None
+    dtype = a.dtype if isinstance(a, Sum) else a.data.dtype
+    terms: tuple[Array, ...] = ()
+    low = high = 0
+    for term in (*_terms(a), *_terms(b)):
+        if dtype != ADDRESS:
+            low, high = low + int(term.min()), high + int(term.max())
+        terms = _with_term(terms, term)
+    if dtype != ADDRESS and not (np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max):
+        return None
+    return Sum(terms, shape, dtype)
+
+
+def _terms(value: Value) -> tuple[Array, ...]:
+    return value.terms if isinstance(value, Sum) else (np.asarray(value.data, ADDRESS),)
+
+
+def _with_term(terms: tuple[Array, ...], term: Array) -> tuple[Array, ...]:
+    """One more term: added to the one that varies along the same axes; a scalar is added to the first."""
+    for i, other in enumerate(terms):
+        if other.shape == term.shape or not term.shape or not other.shape:
+            return (*terms[:i], other + term, *terms[i + 1 :])
+    return (*terms, term)
+
+
+class Pointer:
+    """Addresses: ``base`` plus byte offsets, one array for each pattern of axes along which they vary. ``origin`` is
+    the kernel parameter that the address comes from."""
 
     __slots__ = ("base", "origin", "pointee", "shape", "terms")
 
     def __init__(self, base: int, terms: tuple[Array, ...], shape: Shape, pointee: np.dtype[Any], origin: str | None):
         self.base, self.terms, self.shape, self.pointee, self.origin = base, terms, shape, pointee, origin
 
-    def plus(self, data: Any) -> Pointer:
-        """The pointer moved by elements, a scalar or an array of its rank."""
-        offsets = data.astype(ADDRESS) * self.pointee.itemsize
-        if not offsets.shape:
-            return Pointer(self.base + int(offsets), self.terms, self.shape, self.pointee, self.origin)
-        terms = self.terms
-        for i, term in enumerate(terms):
-            if term.shape == offsets.shape:
-                terms = (*terms[:i], term + offsets, *terms[i + 1 :])
-                break
-        else:
-            terms = (*terms, offsets)
-        return Pointer(self.base, terms, self.shape, self.pointee, self.origin)
+    def plus(self, offsets: Value, shape: Shape) -> Pointer:
+        """The pointer moved by signed numbers of elements; the two broadcast to the shape."""
+        base, terms, size = self.base, self.terms, self.pointee.itemsize
+        for term in _terms(offsets):
+            if term.shape:
+                terms = _with_term(terms, term * size)
+            else:
+                base += int(term) * size
+        return Pointer(base, terms, shape, self.pointee, self.origin)
 
     def map(self, change: Any, shape: Shape) -> Pointer:
         """The pointer with each offset array changed, now of another shape."""

@@ -28,7 +28,7 @@ def scaled_dot_product_attention(
     if attn_mask is not None:
         scores = np.where(attn_mask, scores, -np.inf) if attn_mask.dtype == bool else scores + attn_mask
     if is_causal:
-        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+        scores = np.where(np.tri(*scores.shape[-2:]) > 0, scores, -np.inf)
     top = scores.max(axis=-1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(np.isneginf(top), 0, top))
     total = weights.sum(axis=-1, keepdims=True)
