@@ -22,6 +22,8 @@ _VERSION = (1, 1)
 _READ_ONLY, _IS_COPIED = 1, 2
 #: DLDeviceType of our device types; the pinned host memory of CUDA (3) and ROCm (11) is read as the host's.
 _DEVICE_TYPES = {"cpu": 1, "cuda": 2, "metal": 8, "hip": 10, "xpu": 14}
+#: The stream that producers are asked to order their work before: the vendors' legacy default one.
+_LEGACY_STREAMS = {"cuda": 1, "hip": 0}
 _TYPES_OF = {**{code: name for name, code in _DEVICE_TYPES.items()}, 3: "cpu", 11: "cpu"}
 
 
@@ -208,7 +210,7 @@ def from_dlpack(x: Any, device: DeviceLike = None, *, copy: bool | None = None) 
 
 def _capsule(x: Any, type_name: str) -> Any:
     """The producer's capsule; producers older than version 1 do not know ``max_version``."""
-    stream = None if type_name == "cpu" else 1 if type_name == "cuda" else 0 if type_name == "hip" else None
+    stream = _LEGACY_STREAMS.get(type_name)
     given = {} if stream is None else {"stream": stream}
     try:
         return x.__dlpack__(max_version=_VERSION, **given)
@@ -229,7 +231,8 @@ def _consume(capsule: Any, device: runtime.Device, copy: bool | None) -> NBXTens
             f"from_dlpack: the producer speaks version {managed.major}.{managed.minor}, this library {_VERSION[0]}"
         )
     _set_name(capsule, _USED[kind])  # from here on the deleter is ours to call
-    release = _once(managed.deleter, address)
+    _follow(device)
+    release = _once(managed.deleter, address, device)
     try:
         return _adopt(managed, device, copy, release)
     except BaseException:
@@ -237,12 +240,26 @@ def _consume(capsule: Any, device: runtime.Device, copy: bool | None) -> NBXTens
         raise
 
 
-def _once(deleter: int | None, address: int) -> Callable[[], None]:
+def _follow(device: runtime.Device) -> None:
+    """Orders the device's stream after the stream that the producer ordered its work before."""
+    stream = _LEGACY_STREAMS.get(device.type)
+    if stream is not None:
+        context = device.context
+        event = context.create_event()
+        context.record(event, stream)
+        context.wait(event, device.stream)
+        context.destroy_event(event)
+
+
+def _once(deleter: int | None, address: int, device: runtime.Device) -> Callable[[], None]:
+    """Calls the producer's deleter, once, and not before work that may still use the memory is done."""
     called: list[bool] = []
 
     def release() -> None:
         if not called:
             called.append(True)
+            if not device.closed and not device.context.capabilities.host_addressable:
+                device.context.synchronize(device.stream)
             if deleter:
                 _Deleter(deleter)(address)
 
