@@ -28,10 +28,12 @@ NUMPY_DTYPES = (
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Any:
     gc.collect()
+    dlpack.sweep()
     before = len(dlpack._exported)
     yield
     gc.collect()
-    assert len(dlpack._exported) == before
+    dlpack.sweep()
+    assert len(dlpack._exported) == before and not dlpack._pending
 
 
 def tensor(*shape: int, dtype: str = "float32") -> nbx.Tensor:
@@ -305,8 +307,27 @@ def test_a_capsule_that_nobody_takes_lets_go() -> None:
     for version in (None, (1, 0)):
         for _ in range(100):
             x.__dlpack__(max_version=version)
-    gc.collect()
+            assert len(dlpack._pending) == 1
+    dlpack.sweep()
     assert not [kept for _, kept in dlpack._exported.values() if kept is x]
+
+
+def test_a_consumer_that_refuses_keeps_its_error() -> None:
+    x = tensor(3)
+
+    class Elsewhere:
+        """A tensor that says it is on a device that numpy does not know, as the capsule does."""
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+        def __dlpack__(self, **_: Any) -> Any:
+            capsule = x.__dlpack__(max_version=(1, 0))
+            dlpack._Versioned.from_address(dlpack._pointer(capsule, b"dltensor_versioned")).tensor.device.type = 2
+            return capsule
+
+    with pytest.raises((BufferError, RuntimeError), match=r"[Uu]nsupported device"):
+        np.from_dlpack(Elsewhere())
 
 
 def test_an_error_while_a_capsule_is_alive() -> None:

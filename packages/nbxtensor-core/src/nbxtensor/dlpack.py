@@ -6,6 +6,7 @@ Source: the header ``dlpack.h`` 1.1 and the Array API standard's ``__dlpack__`` 
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -76,12 +77,10 @@ _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
 _set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", _api))
-_dying_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
-_dying_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
 
 # What exported tensors keep alive, by the address of their managed tensor: until its deleter is called, once.
 _exported: dict[int, Any] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()  # letting go of a tensor may let go of another one, from which it was imported
 
 
 def _delete(address: int, exported: dict[int, Any] = _exported, lock: Any = _lock) -> None:
@@ -89,24 +88,30 @@ def _delete(address: int, exported: dict[int, Any] = _exported, lock: Any = _loc
         exported.pop(address, None)
 
 
-def _drop(
-    capsule: int,
-    names: tuple[bytes, ...] = tuple(_NAMES.values()),
-    delete: Callable[[int], None] = _delete,
-    is_valid: Any = _dying_is_valid,
-    pointer: Any = _dying_pointer,
-) -> None:
-    """A capsule dies: if nobody consumed it (its name is unused), its tensor is deleted here."""
-    for name in names:
-        if is_valid(capsule, name):
-            delete(pointer(capsule, name))
+# Consumers may call it when the interpreter ends and this module's names are gone: it holds what it uses as defaults,
+# and is never freed.
+_deleter = _Deleter(_delete)
+_api.Py_IncRef(ctypes.py_object(_deleter))
+
+# Capsules that nobody is known to have consumed: (address, its name while unused, capsule). They have no destructor:
+# one in Python would run with the error of a consumer that refuses the capsule, and lose it.
+_pending: list[tuple[int, bytes, Any]] = []
+_HELD = 3  # references to a capsule that only this module holds: in the list, in the loop, in the call that counts
 
 
-# Consumers may call these when the interpreter ends and this module's names are gone: they hold what they use as
-# defaults, and are never freed.
-_deleter, _destructor = _Deleter(_delete), _Destructor(_drop)
-for _callback in (_deleter, _destructor):
-    _api.Py_IncRef(ctypes.py_object(_callback))
+def sweep() -> None:
+    """Lets go of exported tensors whose capsule was dropped without a consumer; every export begins with it."""
+    with _lock:
+        waiting = []
+        for entry in _pending:
+            address, name, capsule = entry
+            if not _is_valid(capsule, name):
+                continue  # consumed: its deleter will be called
+            if sys.getrefcount(capsule) > _HELD:
+                waiting.append(entry)
+            else:
+                _exported.pop(address, None)
+        _pending[:] = waiting
 
 
 def device_of(tensor: NBXTensor) -> tuple[int, int]:
@@ -162,9 +167,13 @@ def export(
     _describe(managed.tensor, tensor)
     managed.deleter = ctypes.cast(_deleter, ctypes.c_void_p)
     address = ctypes.addressof(managed)
+    name = _NAMES[type(managed)]
+    capsule = _new_capsule(address, name, _Destructor())
+    sweep()
     with _lock:
         _exported[address] = (managed, tensor)
-    return _new_capsule(address, _NAMES[type(managed)], _destructor)
+        _pending.append((address, name, capsule))
+    return capsule
 
 
 def _describe(target: Any, tensor: NBXTensor) -> None:
