@@ -139,7 +139,9 @@ def conformance_reference(session: nox.Session) -> None:
 @nox.session(name="conformance-cuda-standin", tags=["conformance"])
 def conformance_cuda_standin(session: nox.Session) -> None:
     """The conformance suite on the CUDA driver, over a libcuda built by gcc and executed by the interpreter."""
-    conformance(session, "cuda", "--driver-object", "standins.cuda.subject:driver")
+    # Each kernel is compiled for a real GPU and then interpreted: of the operators, one of each kernel family.
+    families = "masked_fill or argmax or layer_norm or embedding or linear or scaled_dot"
+    conformance(session, "cuda", "--driver-object", "standins.cuda.subject:driver", "-k", f"not agrees or {families}")
 
 
 @nox.session(name="conformance-cuda", tags=["hardware"])
