@@ -14,6 +14,8 @@ nox.options.default_venv_backend = "virtualenv"
 VENDORS = ("cpu", "cuda", "hip", "metal", "xpu")
 PACKAGES = {name: f"packages/nbxtensor-{name}" for name in ("core", *VENDORS)}
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+# Test processes share the cores: numpy's own threads would only get into each other's way.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 CHECKED = ("packages", "tests", "examples", "benchmarks", "docs", "noxfile.py")
 
 # Prints the device types of the GPUs of this machine that a package of ours supports.
@@ -66,7 +68,7 @@ def ask(session: nox.Session, program: str) -> str:
 
 
 def pytest(session: nox.Session, *arguments: str) -> None:
-    session.run("python", "-m", "pytest", *arguments)
+    session.run("python", "-m", "pytest", *arguments, env=ONE_THREAD)
 
 
 @nox.session
@@ -153,7 +155,7 @@ def conformance_cuda(session: nox.Session) -> None:
 def conformance(session: nox.Session, package: str, *subject: str) -> None:
     install_editable(session, "core", package)
     session.install("pytest>=8")
-    environment = {"PYTHONPATH": str(Path("tests").resolve())}  # stand-ins
+    environment = {"PYTHONPATH": str(Path("tests").resolve()), **ONE_THREAD}  # stand-ins
     with session.chdir(session.create_tmp()):  # as a backend's author runs it, without this repository's conftest
         session.run("python", "-m", "nbxtensor.conformance", *subject, *session.posargs, env=environment)
 
