@@ -298,7 +298,9 @@ def test_an_int_must_fit_the_default_or_a_float() -> None:
             promote_scalar(d, -(10**400))
 
 
-@pytest.mark.parametrize("scalar", ["1", None, [1], np.ones(()), np.datetime64("2020-01-01"), np.timedelta64(3), float])
+@pytest.mark.parametrize(
+    "scalar", ["1", None, [1], np.ones(()), np.datetime64("2020-01-01"), np.timedelta64(3, "s"), float]
+)
 def test_what_is_no_scalar_is_refused(scalar: Any) -> None:
     with pytest.raises(DTypeError, match=r"^add: scalar="):
         promote_scalar(float32, scalar, where="add")

@@ -71,8 +71,17 @@ def entry_points() -> list[EntryPoint]:
 
 def distribution(point: EntryPoint) -> tuple[str, str]:
     """Name and version of the distribution that declares an entry point, as far as they can be read."""
-    names = (point.dist.name, point.dist.version) if point.dist is not None else (None, None)
-    return names[0] or "unknown distribution", names[1] or "?"
+    return _named(point.dist) if point.dist is not None else ("unknown distribution", "?")
+
+
+def _named(one: Distribution) -> tuple[str, str]:
+    with warnings.catch_warnings():
+        # A torn installation has no metadata: Python gives None, warns since 3.12, and will raise KeyError.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return one.name or "unknown distribution", one.version or "?"
+        except KeyError:
+            return "unknown distribution", "?"
 
 
 def entries(source: Iterable[EntryPoint]) -> tuple[Entry, ...]:
@@ -165,7 +174,9 @@ def _readable(one: Distribution) -> list[EntryPoint]:
     try:
         return list(one.entry_points.select(group=GROUP))
     except Exception as error:
-        warnings.warn(f"the entry points of {one.name} cannot be read: {_said(error)}", RuntimeWarning, stacklevel=4)
+        warnings.warn(
+            f"the entry points of {_named(one)[0]} cannot be read: {_said(error)}", RuntimeWarning, stacklevel=4
+        )
         return []
 
 
